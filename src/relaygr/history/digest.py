@@ -1,0 +1,36 @@
+"""Hashes of a history's pages and how they chain into digests.
+
+    behaviours  | page 0 | page 1 | page 2 | tail |
+    page hash       h0       h1       h2     ht         content only: no user, no position
+    digest at   0        128      256      384   n      d0 = EMPTY,  d(k+1) = H(dk, hk),  digest(n) = H(d3, ht)
+
+A page's hash depends on nothing but its behaviours, so a store can keep it and a window that moves by
+whole pages reuses it. A digest depends on everything from the window's start up to its length.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+__all__ = ["EMPTY", "PAGE", "chain", "page_hash"]
+
+PAGE: Final = 128
+"""Behaviours to a page of a digest, and tokens to a page of KV."""
+
+EMPTY: Final = bytes(16)
+"""The digest of no behaviours."""
+
+
+def page_hash(items: npt.NDArray[np.int64], actions: npt.NDArray[np.int32], timestamps: npt.NDArray[np.int64]) -> bytes:
+    """The hash of the behaviours of one page, whole or not. Arrays are contiguous and of equal length."""
+    state = xxhash.xxh3_128(items.data)
+    state.update(actions.data)
+    state.update(timestamps.data)
+    return state.digest()
+
+
+def chain(digest: bytes, page: bytes) -> bytes:
+    """The digest after one more page."""
+    return xxhash.xxh3_128_digest(digest + page)

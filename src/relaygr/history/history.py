@@ -1,0 +1,175 @@
+"""A user's behaviours, oldest first, as a structure of arrays."""
+
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from relaygr.errors import InvalidInput
+from relaygr.history.digest import EMPTY, PAGE, chain, page_hash
+
+__all__ = ["History", "frozen", "integers"]
+
+_Int = TypeVar("_Int", np.int32, np.int64)
+
+
+def integers(field: str, values: Any, dtype: type[_Int]) -> npt.NDArray[_Int]:
+    """`values` as a contiguous 1-D array of `dtype`, not copied when it already is one.
+
+    Raises InvalidInput naming `field` for other shapes, for floats, and for integers that do not fit.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise InvalidInput(field, f"must be one-dimensional, not of shape {array.shape}")
+    if array.size == 0 and not isinstance(values, np.ndarray):
+        return np.empty(0, dtype)
+    if array.dtype == dtype:
+        return np.ascontiguousarray(array)
+    if array.dtype.kind not in "iu":
+        raise InvalidInput(field, f"must hold integers, not {array.dtype}")
+    cast = array.astype(dtype)
+    if not np.array_equal(cast, array):
+        raise InvalidInput(field, f"has values that do not fit {np.dtype(dtype).name}")
+    return cast
+
+
+class History:
+    """Behaviours of one user, or a window of them. Immutable; slices and appends share what they can.
+
+    `start` is where the window begins in the user's whole history. Times are in seconds and never go
+    backwards. Equality is by content. Raises InvalidInput naming the field for anything else.
+    """
+
+    __slots__ = ("_digests", "_hashes", "actions", "items", "start", "timestamps")
+
+    def __init__(self, items: Any, actions: Any, timestamps: Any, *, start: int = 0) -> None:
+        self.items = frozen(integers("items", items, np.int64))
+        self.actions = frozen(integers("actions", actions, np.int32))
+        self.timestamps = frozen(integers("timestamps", timestamps, np.int64))
+        self.start = start
+        for field, array in (("actions", self.actions), ("timestamps", self.timestamps)):
+            if len(array) != len(self.items):
+                raise InvalidInput(field, f"has {len(array)} entries where items has {len(self.items)}")
+        for field, array in (("items", self.items), ("actions", self.actions)):
+            if array.size and array.min() < 0:
+                raise InvalidInput(field, "must not be negative")
+        if start < 0:
+            raise InvalidInput("start", "must not be negative")
+        late = self.timestamps[1:] < self.timestamps[:-1]
+        if late.any():
+            raise InvalidInput("timestamps", f"go backwards at behaviour {int(late.argmax()) + 1}")
+        self._hashes: list[bytes] = []
+        self._digests: list[bytes] = [EMPTY]
+
+    @classmethod
+    def empty(cls) -> Self:
+        """The history of a user nobody has seen yet."""
+        return cls((), (), ())
+
+    @classmethod
+    def _trusted(
+        cls,
+        items: npt.NDArray[np.int64],
+        actions: npt.NDArray[np.int32],
+        timestamps: npt.NDArray[np.int64],
+        start: int,
+        hashes: list[bytes],
+        digests: list[bytes],
+    ) -> Self:
+        """Made of parts already checked; `hashes` and `digests` are those of its first whole pages."""
+        self = cls.__new__(cls)
+        self.items, self.actions, self.timestamps, self.start = items, actions, timestamps, start
+        self._hashes, self._digests = hashes, digests
+        return self
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, key: slice) -> "History":
+        """A window of this history. It shares the arrays and keeps `start`."""
+        if not isinstance(key, slice):
+            raise TypeError("a History is sliced, not indexed: history[a:b]")
+        low, high, step = key.indices(len(self))
+        if step != 1:
+            raise InvalidInput("step", "a History is sliced in steps of 1")
+        high = max(low, high)
+        first, whole = low // PAGE, (high - low) // PAGE
+        hashes = self._hashes[first : first + whole] if low % PAGE == 0 else []
+        digests = self._digests[: whole + 1] if low == 0 else [EMPTY]
+        return History._trusted(
+            self.items[low:high], self.actions[low:high], self.timestamps[low:high], self.start + low, hashes, digests
+        )
+
+    def append(self, items: Any, actions: Any, timestamps: Any) -> "History":
+        """A new History with these behaviours behind this one's. Hashes of whole pages are kept."""
+        new = History(items, actions, timestamps)
+        if len(self) and len(new) and new.timestamps[0] < self.timestamps[-1]:
+            raise InvalidInput("timestamps", "go backwards at behaviour 0: it is older than the history's last")
+        return History._trusted(
+            _locked(np.concatenate((self.items, new.items))),
+            _locked(np.concatenate((self.actions, new.actions))),
+            _locked(np.concatenate((self.timestamps, new.timestamps))),
+            self.start,
+            self._hashes[: len(self) // PAGE],
+            self._digests[: len(self) // PAGE + 1],
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, History):
+            return NotImplemented
+        return (
+            np.array_equal(self.items, other.items)
+            and np.array_equal(self.actions, other.actions)
+            and np.array_equal(self.timestamps, other.timestamps)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # compared by content, so not a dictionary key
+
+    def __repr__(self) -> str:
+        return f"History({len(self)} behaviours from {self.start})"
+
+    def digest(self, length: int | None = None) -> bytes:
+        """The digest of the first `length` behaviours (all of them by default): 16 bytes.
+
+        Costs the pages not hashed yet, plus one unfinished page.
+        """
+        length = len(self) if length is None else length
+        if not 0 <= length <= len(self):
+            raise InvalidInput("length", f"is {length} in a history of {len(self)} behaviours")
+        whole, rest = divmod(length, PAGE)
+        for page in range(len(self._digests) - 1, whole):
+            if page == len(self._hashes):
+                self._hashes.append(self._hash(page * PAGE, (page + 1) * PAGE))
+            self._digests.append(chain(self._digests[page], self._hashes[page]))
+        return chain(self._digests[whole], self._hash(whole * PAGE, length)) if rest else self._digests[whole]
+
+    def page_hashes(self) -> list[bytes]:
+        """The hashes of the whole pages, for a store to keep."""
+        self.digest()
+        return self._hashes[: len(self) // PAGE]
+
+    def page_digests(self, length: int) -> list[bytes]:
+        """The digests at 0, PAGE, 2·PAGE … up to `length`."""
+        self.digest(length)
+        return self._digests[: length // PAGE + 1]
+
+    def gaps(self, low: int, high: int) -> npt.NDArray[np.int64]:
+        """Seconds from the behaviour before, for behaviours low … high; the window's first is 0."""
+        gaps = np.diff(self.timestamps[max(low - 1, 0) : high])
+        return np.concatenate((np.zeros(1, np.int64), gaps)) if low == 0 and high > 0 else gaps
+
+    def _hash(self, low: int, high: int) -> bytes:
+        return page_hash(self.items[low:high], self.actions[low:high], self.timestamps[low:high])
+
+
+def frozen(array: npt.NDArray[_Int]) -> npt.NDArray[_Int]:
+    """The array, or a copy of it where someone could still write to it: a digest must stay true."""
+    base = array.base
+    if array.flags.writeable or (isinstance(base, np.ndarray) and base.flags.writeable):
+        return _locked(array.copy())
+    return array
+
+
+def _locked(array: npt.NDArray[_Int]) -> npt.NDArray[_Int]:
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,8 @@
+"""Attention over pages: the definition in plain torch, and the fast form of it."""
+
+from relaygr.kernels.attention import Attention, Silu, Softmax, Weighting
+from relaygr.kernels.pages import PageLayout
+from relaygr.kernels.ragged import Ragged
+from relaygr.kernels.reference import ReferenceAttention
+
+__all__ = ["Attention", "PageLayout", "Ragged", "ReferenceAttention", "Silu", "Softmax", "Weighting"]

@@ -1,0 +1,54 @@
+"""Rows of many users packed into one batch, and where each user's KV lies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+__all__ = ["Ragged"]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Which rows of a packed batch belong to which user, and the pages that hold that user's tokens.
+
+    For user u, rows starts[u] … starts[u+1]-1 are its new tokens (append) or its candidates (score);
+    cached[u] tokens are already in its pages, which table[u] lists in order. In an append the table reaches
+    over the new tokens too. Entries of the table past a user's pages are never read.
+
+    `rows` and `lengths` are `starts` (as counts) and `cached` on the host: the shapes a launch is planned from.
+    """
+
+    rows: tuple[int, ...]
+    lengths: tuple[int, ...]
+    starts: torch.Tensor
+    """int32 [users + 1], on the device."""
+    cached: torch.Tensor
+    """int32 [users], on the device."""
+    table: torch.Tensor
+    """int32 [users, pages], on the device."""
+
+    @staticmethod
+    def build(
+        rows: Sequence[int], cached: Sequence[int], pages: Sequence[Sequence[int]], device: torch.device | str = "cpu"
+    ) -> "Ragged":
+        """Pack host lists. `pages[u]` are user u's pages in order."""
+        width = max((len(row) for row in pages), default=0)
+        table = np.zeros((len(rows), max(width, 1)), np.int32)
+        for user, row in enumerate(pages):
+            table[user, : len(row)] = row
+        starts = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(rows, out=starts[1:])
+        return Ragged(
+            tuple(rows),
+            tuple(cached),
+            torch.from_numpy(starts).to(device),
+            torch.from_numpy(np.asarray(cached, np.int32)).to(device),
+            torch.from_numpy(table).to(device),
+        )
+
+    @property
+    def total(self) -> int:
+        """Rows in the batch."""
+        return sum(self.rows)
