@@ -1,0 +1,23 @@
+"""What holds for all tests: how Hypothesis searches, and that tests for a GPU are run where there is one."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from optional import on_ci
+
+# Machines differ in speed, so no example has a deadline; `timeout` in pyproject.toml ends what hangs.
+settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+# The same examples on every run: a change fails for what it changed.
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
+settings.register_profile("long", settings.get_profile("dev"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if on_ci() else "dev"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
