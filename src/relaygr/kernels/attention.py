@@ -31,8 +31,8 @@ Weighting = Silu | Softmax
 class Attention(Protocol):
     """Attention of packed rows over one layer of a page pool `[page, layer, k|v, token, head, dim]`.
 
-    q, k, v: [rows, head, dim] of the pool's dtype and device; results have the shape and dtype of q. A score row sees its
-    user's cached tokens and itself, nothing else, so it depends on no other row of the batch.
+    q, k, v: [rows, head, dim] of the pool's dtype and device; results have the shape and dtype of q.
+    A score row sees its user's cached tokens and itself, so it depends on no other row of the batch.
     """
 
     def write(self, k: torch.Tensor, v: torch.Tensor, pages: torch.Tensor, layer: int, batch: Ragged) -> None:
@@ -55,5 +55,5 @@ class Attention(Protocol):
         layer: int,
         batch: Ragged,
     ) -> torch.Tensor:
-        """Candidates: each sees all its user's cached tokens, from the pages, and itself, from k and v. Writes nothing."""
+        """Each candidate sees all its user's cached tokens, from the pages, and itself, from k and v. Writes nothing."""
         ...

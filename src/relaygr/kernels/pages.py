@@ -13,9 +13,9 @@ __all__ = ["PageLayout"]
 class PageLayout:
     """What one page of KV is made of: `[layer, k|v, token, head, dim]`, contiguous.
 
-        pages   [page][layer][k|v][token 0…127][head][dim]
-                 └─ one page: one contiguous block, one copy moves it
-                        └─ one layer of it: contiguous too, so a reload can go layer by layer
+    pages   [page][layer][k|v][token 0…127][head][dim]
+             └─ one page: one contiguous block, one copy moves it
+                    └─ one layer of it: contiguous too, so a reload can go layer by layer
     """
 
     layers: int

@@ -52,3 +52,18 @@ class Ragged:
     def total(self) -> int:
         """Rows in the batch."""
         return sum(self.rows)
+
+    def row_users(self) -> torch.Tensor:
+        """int64 [total]: the user each row belongs to. Computed on the device, shapes known from the host."""
+        rows = torch.arange(self.total, device=self.starts.device, dtype=self.starts.dtype)
+        return torch.searchsorted(self.starts, rows, right=True) - 1
+
+    def token_positions(self) -> torch.Tensor:
+        """int64 [total]: the position of each row among its user's tokens, when rows are new tokens."""
+        users = self.row_users()
+        rows = torch.arange(self.total, device=self.starts.device)
+        return rows - self.starts[users] + self.cached[users]
+
+    def candidate_positions(self) -> torch.Tensor:
+        """int64 [total]: the position behind the user's last token, when rows are candidates."""
+        return self.cached[self.row_users()].long()

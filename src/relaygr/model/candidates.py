@@ -1,0 +1,48 @@
+"""The items to score for one request."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relaygr.errors import InvalidInput
+from relaygr.history.history import integers
+
+__all__ = ["Candidates", "features_of"]
+
+
+class Candidates:
+    """Items, int64 [m], and optionally their dense cross features, float32 [m, f].
+
+    Raises InvalidInput naming the field for other shapes or dtypes, negative ids, and features that are not finite.
+    """
+
+    __slots__ = ("features", "items")
+
+    def __init__(self, items: Any, features: Any = None) -> None:
+        self.items: npt.NDArray[np.int64] = integers("candidates", items, np.int64)
+        if not len(self.items):
+            raise InvalidInput("candidates", "must not be empty")
+        if self.items.min() < 0:
+            raise InvalidInput("candidates", "must not be negative")
+        self.features: npt.NDArray[np.float32] | None = None
+        if features is not None:
+            self.features = features_of("features", features, dimensions=2)
+            if len(self.features) != len(self.items):
+                raise InvalidInput("features", f"has {len(self.features)} rows for {len(self.items)} candidates")
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+def features_of(field: str, values: Any, *, dimensions: int) -> npt.NDArray[np.float32]:
+    """`values` as finite float32 of that many dimensions; InvalidInput naming `field` otherwise."""
+    array = np.asarray(values)
+    if array.ndim != dimensions:
+        raise InvalidInput(field, f"must have {dimensions} dimensions, not shape {array.shape}")
+    if array.dtype.kind not in "fiu":
+        raise InvalidInput(field, f"must hold numbers, not {array.dtype}")
+    array = array.astype(np.float32)
+    if not np.isfinite(array).all():
+        raise InvalidInput(field, "has values that are not finite")
+    return array

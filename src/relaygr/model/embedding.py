@@ -1,0 +1,29 @@
+"""Embeddings of tokens."""
+
+import torch
+from torch import nn
+
+from relaygr.model.config import ModelConfig
+from relaygr.model.tokens import GAP_ROWS, POSITION_ROWS, kind_rows, table_rows
+
+__all__ = ["TokenEmbedding"]
+
+
+class TokenEmbedding(nn.Module):
+    """The sum of a token's rows in four tables, plus a projection of a candidate's dense features."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(table_rows(config), config.dim))
+        self.kinds = nn.Parameter(torch.empty(kind_rows(config), config.dim))
+        self.gaps = nn.Parameter(torch.empty(GAP_ROWS, config.dim))
+        self.positions = nn.Parameter(torch.empty(POSITION_ROWS, config.dim))
+        self.dense = nn.Parameter(torch.empty(config.request_features + config.candidate_features, config.dim))
+
+    def forward(self, tokens: torch.Tensor, dense: torch.Tensor | None = None) -> torch.Tensor:
+        """[t, dim] from tokens [t, 4] and, for candidates of a model that reads them, features [t, r + f]."""
+        x = self.table.index_select(0, tokens[:, 0])
+        x = x + self.kinds.index_select(0, tokens[:, 1])
+        x = x + self.gaps.index_select(0, tokens[:, 2])
+        x = x + self.positions.index_select(0, tokens[:, 3])
+        return x if dense is None else torch.addmm(x, dense.to(x.dtype), self.dense)

@@ -1,0 +1,138 @@
+"""HSTU: layers of gated SiLU attention, in both published variants."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from relaygr.errors import InvalidInput
+from relaygr.kernels import Attention, PageLayout, Ragged, ReferenceAttention, Silu
+from relaygr.model.config import Combine, ModelConfig, SiluOn
+from relaygr.model.stack import forward_with_candidates
+
+__all__ = ["HstuLayer", "HstuStack"]
+
+
+class Projected(NamedTuple):
+    """One layer's projections of packed rows: u [t, H·d]; q, k, v [t, H, d]."""
+
+    u: torch.Tensor
+    v: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+
+
+class HstuLayer(nn.Module):
+    """x → LN → U, V, Q, K → attention A → combine(U, A, LN(A)) + x. Weights are [in, out]."""
+
+    def __init__(
+        self, dim: int, heads: int, head_dim: int, *, silu_on: SiluOn, combine: Combine, norm_eps: float
+    ) -> None:
+        super().__init__()
+        width = heads * head_dim
+        self.heads, self.head_dim = heads, head_dim
+        self.silu_on, self.combine, self.norm_eps = silu_on, combine, norm_eps
+        self.input_norm_weight = nn.Parameter(torch.ones(dim))
+        self.input_norm_bias = nn.Parameter(torch.zeros(dim))
+        self.uvqk_weight = nn.Parameter(torch.empty(dim, 4 * width))
+        self.uvqk_bias = nn.Parameter(torch.zeros(4 * width))
+        self.output_norm_weight = nn.Parameter(torch.ones(width))
+        self.output_norm_bias = nn.Parameter(torch.zeros(width))
+        self.output_weight = nn.Parameter(torch.empty(3 * width if combine == "concat" else width, dim))
+
+    def project(self, x: torch.Tensor) -> Projected:
+        normed = F.layer_norm(x, x.shape[-1:], self.input_norm_weight, self.input_norm_bias, self.norm_eps)
+        uvqk = torch.addmm(self.uvqk_bias, normed, self.uvqk_weight)
+        if self.silu_on == "uvqk":
+            uvqk = F.silu(uvqk)
+        u, v, q, k = uvqk.chunk(4, dim=-1)
+        if self.silu_on == "u":
+            u = F.silu(u)
+        shape = (len(x), self.heads, self.head_dim)
+        return Projected(u, v.view(shape), q.view(shape), k.view(shape))
+
+    def finish(self, x: torch.Tensor, u: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        a = attended.flatten(1)
+        gated = u * F.layer_norm(a, a.shape[-1:], self.output_norm_weight, self.output_norm_bias, self.norm_eps)
+        combined = torch.cat((u, a, gated), dim=-1) if self.combine == "concat" else gated
+        return torch.addmm(x, combined, self.output_weight)
+
+
+class HstuStack(nn.Module):
+    """HSTU layers. `scale_length` divides every attention sum and never depends on the batch."""
+
+    def __init__(
+        self,
+        layers: int,
+        dim: int,
+        heads: int,
+        head_dim: int,
+        *,
+        scale_length: float,
+        silu_on: SiluOn = "u",
+        combine: Combine = "concat",
+        norm_eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            HstuLayer(dim, heads, head_dim, silu_on=silu_on, combine=combine, norm_eps=norm_eps) for _ in range(layers)
+        )
+        self.dim, self.heads, self.head_dim = dim, heads, head_dim
+        self.weighting = Silu(scale=head_dim**-0.5, length=scale_length)
+        self.attention: Attention = ReferenceAttention()
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> "HstuStack":
+        return cls(
+            config.layers,
+            config.dim,
+            config.heads,
+            config.head_dim,
+            scale_length=config.scale_length,
+            silu_on=config.silu_on,
+            combine=config.combine,
+            norm_eps=config.norm_eps,
+        )
+
+    def layout(self) -> PageLayout:
+        return PageLayout(len(self.layers), self.heads, self.head_dim, self._layer(0).uvqk_weight.dtype)
+
+    def append(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> None:
+        last = len(self.layers) - 1
+        for index in range(last):
+            x = self._append_layer(index, x, pages, batch)
+        projected = self._layer(last).project(x)
+        self.attention.write(projected.k, projected.v, pages, last, batch)
+
+    def append_with_output(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
+        for index in range(len(self.layers)):
+            x = self._append_layer(index, x, pages, batch)
+        return x
+
+    def score(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
+        for index in range(len(self.layers)):
+            layer = self._layer(index)
+            u, v, q, k = layer.project(x)
+            x = layer.finish(x, u, self.attention.score(self.weighting, q, k, v, pages, index, batch))
+        return x
+
+    @torch.inference_mode()
+    def forward(self, x: torch.Tensor, num_candidates: int) -> torch.Tensor:
+        """One user's embeddings [n + m, dim], history first, under the candidate mask; returns [n + m, dim]."""
+        if x.ndim != 2 or x.shape[1] != self.dim:
+            raise InvalidInput("x", f"must be of shape [n + m, {self.dim}], not {tuple(x.shape)}")
+        if not 0 <= num_candidates <= len(x):
+            raise InvalidInput("num_candidates", f"is {num_candidates} of {len(x)} rows")
+        return forward_with_candidates(self, x, num_candidates)
+
+    def _layer(self, index: int) -> HstuLayer:
+        layer = self.layers[index]
+        assert isinstance(layer, HstuLayer)
+        return layer
+
+    def _append_layer(self, index: int, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
+        layer = self._layer(index)
+        u, v, q, k = layer.project(x)
+        self.attention.write(k, v, pages, index, batch)
+        return layer.finish(x, u, self.attention.append(self.weighting, q, pages, index, batch))
