@@ -2,6 +2,19 @@
 
 from relaygr.history.digest import PAGE, chain, page_hash
 from relaygr.history.history import History
+from relaygr.history.lmdb_store import LmdbStore
+from relaygr.history.store import HistoryStore, StoreCorrupt, StoreError, StoreFull
 from relaygr.history.window import SteppedWindow
 
-__all__ = ["PAGE", "History", "SteppedWindow", "chain", "page_hash"]
+__all__ = [
+    "PAGE",
+    "History",
+    "HistoryStore",
+    "LmdbStore",
+    "SteppedWindow",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreFull",
+    "chain",
+    "page_hash",
+]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["EMPTY", "PAGE", "chain", "page_hash"]
+__all__ = ["EMPTY", "PAGE", "bytes_hash", "chain", "page_bytes", "page_hash"]
 
 PAGE: Final = 128
 """Behaviours to a page of a digest, and tokens to a page of KV."""
@@ -23,12 +23,21 @@ EMPTY: Final = bytes(16)
 """The digest of no behaviours."""
 
 
+def page_bytes(
+    items: npt.NDArray[np.int64], actions: npt.NDArray[np.int32], timestamps: npt.NDArray[np.int64]
+) -> bytes:
+    """What is hashed of a page, whole or not: its columns one behind the other. Arrays are contiguous."""
+    return b"".join((items, actions, timestamps))  # type: ignore[arg-type]  # arrays are buffers
+
+
 def page_hash(items: npt.NDArray[np.int64], actions: npt.NDArray[np.int32], timestamps: npt.NDArray[np.int64]) -> bytes:
     """The hash of the behaviours of one page, whole or not. Arrays are contiguous and of equal length."""
-    state = xxhash.xxh3_128(items.data)
-    state.update(actions.data)
-    state.update(timestamps.data)
-    return state.digest()
+    return bytes_hash(page_bytes(items, actions, timestamps))
+
+
+def bytes_hash(page: bytes | memoryview) -> bytes:
+    """The hash of a page given as `page_bytes`."""
+    return xxhash.xxh3_128_digest(page)
 
 
 def chain(digest: bytes, page: bytes) -> bytes:

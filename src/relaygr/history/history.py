@@ -1,5 +1,7 @@
 """A user's behaviours, oldest first, as a structure of arrays."""
 
+import operator
+from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -8,7 +10,7 @@ import numpy.typing as npt
 from relaygr.errors import InvalidInput
 from relaygr.history.digest import EMPTY, PAGE, chain, page_hash
 
-__all__ = ["History", "frozen", "integers"]
+__all__ = ["History", "frozen", "index", "integers"]
 
 _Int = TypeVar("_Int", np.int32, np.int64)
 
@@ -18,7 +20,10 @@ def integers(field: str, values: Any, dtype: type[_Int]) -> npt.NDArray[_Int]:
 
     Raises InvalidInput naming `field` for other shapes, for floats, and for integers that do not fit.
     """
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(field, f"is not an array of integers: {error}") from error
     if array.ndim != 1:
         raise InvalidInput(field, f"must be one-dimensional, not of shape {array.shape}")
     if array.size == 0 and not isinstance(values, np.ndarray):
@@ -40,31 +45,50 @@ class History:
     backwards. Equality is by content. Raises InvalidInput naming the field for anything else.
     """
 
-    __slots__ = ("_digests", "_hashes", "actions", "items", "start", "timestamps")
+    __slots__ = ("_known", "actions", "items", "start", "timestamps")
 
     def __init__(self, items: Any, actions: Any, timestamps: Any, *, start: int = 0) -> None:
         self.items = frozen(integers("items", items, np.int64))
         self.actions = frozen(integers("actions", actions, np.int32))
         self.timestamps = frozen(integers("timestamps", timestamps, np.int64))
-        self.start = start
+        self.start = index("start", start)
         for field, array in (("actions", self.actions), ("timestamps", self.timestamps)):
             if len(array) != len(self.items):
                 raise InvalidInput(field, f"has {len(array)} entries where items has {len(self.items)}")
         for field, array in (("items", self.items), ("actions", self.actions)):
             if array.size and array.min() < 0:
                 raise InvalidInput(field, "must not be negative")
-        if start < 0:
+        if self.start < 0:
             raise InvalidInput("start", "must not be negative")
         late = self.timestamps[1:] < self.timestamps[:-1]
         if late.any():
             raise InvalidInput("timestamps", f"go backwards at behaviour {int(late.argmax()) + 1}")
-        self._hashes: list[bytes] = []
-        self._digests: list[bytes] = [EMPTY]
+        # Hashes and digests of the first pages, as far as they are known. Replaced as one, never changed in
+        # place: histories share them, and threads may read while one extends them.
+        self._known: tuple[Sequence[bytes], Sequence[bytes]] = ((), (EMPTY,))
 
     @classmethod
     def empty(cls) -> Self:
         """The history of a user nobody has seen yet."""
         return cls((), (), ())
+
+    @classmethod
+    def from_store(
+        cls,
+        items: npt.NDArray[np.int64],
+        actions: npt.NDArray[np.int32],
+        timestamps: npt.NDArray[np.int64],
+        *,
+        start: int,
+        page_hashes: Sequence[bytes],
+    ) -> Self:
+        """For stores: made of arrays and page hashes that were checked when they were stored.
+
+        Nothing is checked, copied or hashed here. The arrays become read-only and nobody else may write to
+        them; `page_hashes` are those of the first whole pages from `start` on, as many as are known.
+        """
+        columns = (_locked(items), _locked(actions), _locked(timestamps))
+        return cls._trusted(*columns, start, page_hashes, (EMPTY,))
 
     @classmethod
     def _trusted(
@@ -73,13 +97,13 @@ class History:
         actions: npt.NDArray[np.int32],
         timestamps: npt.NDArray[np.int64],
         start: int,
-        hashes: list[bytes],
-        digests: list[bytes],
+        hashes: Sequence[bytes],
+        digests: Sequence[bytes],
     ) -> Self:
         """Made of parts already checked; `hashes` and `digests` are those of its first whole pages."""
         self = cls.__new__(cls)
         self.items, self.actions, self.timestamps, self.start = items, actions, timestamps, start
-        self._hashes, self._digests = hashes, digests
+        self._known = hashes, digests
         return self
 
     def __len__(self) -> int:
@@ -94,8 +118,9 @@ class History:
             raise InvalidInput("step", "a History is sliced in steps of 1")
         high = max(low, high)
         first, whole = low // PAGE, (high - low) // PAGE
-        hashes = self._hashes[first : first + whole] if low % PAGE == 0 else []
-        digests = self._digests[: whole + 1] if low == 0 else [EMPTY]
+        hashes, digests = self._known
+        hashes = hashes[first : first + whole] if low % PAGE == 0 else ()
+        digests = digests[: whole + 1] if low == 0 else (EMPTY,)
         return History._trusted(
             self.items[low:high], self.actions[low:high], self.timestamps[low:high], self.start + low, hashes, digests
         )
@@ -110,9 +135,12 @@ class History:
             _locked(np.concatenate((self.actions, new.actions))),
             _locked(np.concatenate((self.timestamps, new.timestamps))),
             self.start,
-            self._hashes[: len(self) // PAGE],
-            self._digests[: len(self) // PAGE + 1],
+            *self._known,
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with the hashes it knows; unpickled arrays are read-only again."""
+        return (_unpickled, (self.items, self.actions, self.timestamps, self.start, *self._known))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, History):
@@ -133,43 +161,80 @@ class History:
 
         Costs the pages not hashed yet, plus one unfinished page.
         """
-        length = len(self) if length is None else length
-        if not 0 <= length <= len(self):
-            raise InvalidInput("length", f"is {length} in a history of {len(self)} behaviours")
+        length = len(self) if length is None else self._within(length)
         whole, rest = divmod(length, PAGE)
-        for page in range(len(self._digests) - 1, whole):
-            if page == len(self._hashes):
-                self._hashes.append(self._hash(page * PAGE, (page + 1) * PAGE))
-            self._digests.append(chain(self._digests[page], self._hashes[page]))
-        return chain(self._digests[whole], self._hash(whole * PAGE, length)) if rest else self._digests[whole]
+        digest = self._pages(whole)[1][whole]
+        return chain(digest, self._hash(whole * PAGE, length)) if rest else digest
 
     def page_hashes(self) -> list[bytes]:
         """The hashes of the whole pages, for a store to keep."""
-        self.digest()
-        return self._hashes[: len(self) // PAGE]
+        whole = len(self) // PAGE
+        return list(self._pages(whole)[0][:whole])
 
     def page_digests(self, length: int) -> list[bytes]:
         """The digests at 0, PAGE, 2·PAGE … up to `length`."""
-        self.digest(length)
-        return self._digests[: length // PAGE + 1]
+        whole = self._within(length) // PAGE
+        return list(self._pages(whole)[1][: whole + 1])
 
     def gaps(self, low: int, high: int) -> npt.NDArray[np.int64]:
-        """Seconds from the behaviour before, for behaviours low … high; the window's first is 0."""
+        """Seconds from the behaviour before, for behaviours low … high; the window's first is 0.
+
+        Never negative: a gap too long for int64 counts as the longest one.
+        """
         gaps = np.diff(self.timestamps[max(low - 1, 0) : high])
+        gaps[gaps < 0] = np.iinfo(np.int64).max
         return np.concatenate((np.zeros(1, np.int64), gaps)) if low == 0 and high > 0 else gaps
+
+    def _within(self, length: int) -> int:
+        length = index("length", length)
+        if not 0 <= length <= len(self):
+            raise InvalidInput("length", f"is {length} in a history of {len(self)} behaviours")
+        return length
+
+    def _pages(self, whole: int) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Page hashes and digests of at least the first `whole` pages."""
+        known = self._known
+        if len(known[1]) > whole:
+            return known
+        hashes, digests = map(list, known)
+        for page in range(len(hashes), whole):
+            hashes.append(self._hash(page * PAGE, (page + 1) * PAGE))
+        for page in range(len(digests) - 1, whole):
+            digests.append(chain(digests[page], hashes[page]))
+        self._known = hashes, digests
+        return hashes, digests
 
     def _hash(self, low: int, high: int) -> bytes:
         return page_hash(self.items[low:high], self.actions[low:high], self.timestamps[low:high])
 
 
 def frozen(array: npt.NDArray[_Int]) -> npt.NDArray[_Int]:
-    """The array, or a copy of it where someone could still write to it: a digest must stay true."""
-    base = array.base
-    if array.flags.writeable or (isinstance(base, np.ndarray) and base.flags.writeable):
-        return _locked(array.copy())
-    return array
+    """A read-only copy, or the array itself where nobody can ever write to it: a digest must stay true."""
+    owner: object = array
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    return array if isinstance(owner, bytes) else _locked(array.copy())
 
 
 def _locked(array: npt.NDArray[_Int]) -> npt.NDArray[_Int]:
     array.flags.writeable = False
     return array
+
+
+def index(field: str, value: Any) -> int:
+    """`value` as an int. Raises InvalidInput naming `field` for what is not an integer."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise InvalidInput(field, f"must be an integer, not {type(value).__name__}") from error
+
+
+def _unpickled(
+    items: npt.NDArray[np.int64],
+    actions: npt.NDArray[np.int32],
+    timestamps: npt.NDArray[np.int64],
+    start: int,
+    hashes: Sequence[bytes],
+    digests: Sequence[bytes],
+) -> History:
+    return History._trusted(_locked(items), _locked(actions), _locked(timestamps), start, hashes, digests)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from relaygr.errors import InvalidInput
 from relaygr.history.digest import PAGE
-from relaygr.history.history import History
+from relaygr.history.history import History, index
 
 __all__ = ["SteppedWindow"]
 
@@ -23,6 +23,8 @@ class SteppedWindow:
     """How far the start moves at a time: a multiple of the page, at most the cap."""
 
     def __post_init__(self) -> None:
+        index("step", self.step)
+        index("cap", self.cap)
         if self.step < PAGE or self.step % PAGE:
             raise InvalidInput("step", f"must be a positive multiple of the page, {PAGE}")
         if self.cap < self.step:
