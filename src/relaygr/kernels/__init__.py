@@ -4,5 +4,15 @@ from relaygr.kernels.attention import Attention, Silu, Softmax, Weighting
 from relaygr.kernels.pages import PageLayout
 from relaygr.kernels.ragged import Ragged
 from relaygr.kernels.reference import ReferenceAttention
+from relaygr.kernels.select import attention_for
 
-__all__ = ["Attention", "PageLayout", "Ragged", "ReferenceAttention", "Silu", "Softmax", "Weighting"]
+__all__ = [
+    "Attention",
+    "PageLayout",
+    "Ragged",
+    "ReferenceAttention",
+    "Silu",
+    "Softmax",
+    "Weighting",
+    "attention_for",
+]

@@ -1,0 +1,214 @@
+"""Attention over pages in plain Triton: any GPU Triton knows, and its interpreter on a CPU.
+
+An item is ROWS rows of one head of one user. In an append its rows are aligned to pages by position, so that a row's
+sum is taken in the same order however its history was cut into appends. Tiles below the diagonal and inside the history
+are read without a mask; the last ones with.
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = ["attend", "combine", "split_pages", "write_pages"]
+
+
+@triton.jit
+def _silu(x, HARDWARE: tl.constexpr):
+    """silu(x) = h·(1 + tanh h), h = x/2: one instruction of the special-function unit instead of two."""
+    if HARDWARE:
+        h = x * 0.5
+        t = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [h], dtype=tl.float32, is_pure=True, pack=1)
+        return h * t + h
+    return x * tl.sigmoid(x)
+
+
+@triton.jit
+def split_pages(pages, blocks, bound, TARGET: tl.constexpr):
+    """Pages of one split, from the user's own pages and blocks: up to TARGET blocks in all, two pages each at least."""
+    splits = tl.maximum(tl.minimum(tl.minimum(TARGET // tl.maximum(blocks, 1), (pages + 1) // 2), bound), 1)
+    return tl.maximum((pages + splits - 1) // splits, 1)
+
+
+@triton.jit
+def _tile(
+    pages, table, j, layers, layer, head, tokens, heads,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """K and V of tile j, [KEYS, WIDTH] each: zeros past the head's width and, masked, past the user's tokens."""
+    page = tl.load(table + j * KEYS // PAGE).to(tl.int64)
+    base = pages + (page * layers + layer) * 2 * PAGE * heads * D + head * D
+    token = (j * KEYS) % PAGE + tl.arange(0, KEYS)
+    dim = tl.arange(0, WIDTH)
+    where = base + token[:, None] * heads * D + dim[None, :]
+    apart = PAGE * heads * D
+    if MASK or WIDTH != D:
+        valid = (dim < D)[None, :]
+        if MASK:
+            valid &= (j * KEYS + tl.arange(0, KEYS) < tokens)[:, None]
+        return tl.load(where, mask=valid, other=0.0), tl.load(where + apart, mask=valid, other=0.0)
+    return tl.load(where), tl.load(where + apart)
+
+
+@triton.jit
+def _add(
+    q, k, v, acc, top, total, position, j, tokens, scale,
+    KEYS: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr, SOFTMAX: tl.constexpr, MASK: tl.constexpr,
+    HARDWARE: tl.constexpr,
+):  # fmt: skip
+    s = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
+    if MASK:
+        key = j * KEYS + tl.arange(0, KEYS)
+        visible = (key < tokens)[None, :]
+        if CAUSAL:
+            visible &= key[None, :] <= (position + tl.arange(0, ROWS))[:, None]
+    if SOFTMAX:
+        if MASK:
+            s = tl.where(visible, s, float("-inf"))
+        highest = tl.maximum(top, tl.max(s, 1))
+        finite = tl.where(highest == float("-inf"), 0.0, highest)
+        w = tl.exp(s - finite[:, None])
+        shrink = tl.exp(top - finite)
+        total = total * shrink + tl.sum(w, 1)
+        acc = acc * shrink[:, None]
+        top = highest
+    else:
+        w = _silu(s, HARDWARE)
+        if MASK:
+            w = tl.where(visible, w, 0.0)
+    acc = tl.dot(w.to(q.dtype), v.to(q.dtype), acc, input_precision="ieee")
+    return acc, top, total
+
+
+@triton.jit
+def attend(
+    q, k_new, v_new, out, pages, starts, cached, table,
+    q_stride, new_stride, out_stride, part_stride, table_stride, heads, ranks, blocks, layers, layer, scale, factor,
+    TARGET: tl.constexpr, CAUSAL: tl.constexpr, SOFTMAX: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, HARDWARE: tl.constexpr,
+):  # fmt: skip
+    """One item. Append, and score under softmax, write rows of `out`; score under SiLU its split's sum in fp32."""
+    index = tl.program_id(0)
+    head = index % heads
+    rank = (index // heads) % ranks
+    user = index // (heads * ranks)
+    begin = tl.load(starts + user)
+    end = tl.load(starts + user + 1)
+    tokens = tl.load(cached + user)
+    split = 0
+    low = 0
+    if CAUSAL:
+        length = tokens
+        tokens += end - begin
+        position = ((tokens - 1) // ROWS - rank) * ROWS
+        first = begin + position - length
+        high = (tl.minimum(tokens, position + ROWS) + KEYS - 1) // KEYS
+        full = position // KEYS
+        if (end <= begin) | (position + ROWS <= length) | (position < 0):
+            return
+    else:
+        position = 0
+        first = begin + (rank % blocks) * ROWS
+        high = (tokens + KEYS - 1) // KEYS
+        full = tokens // KEYS
+        if first >= end:
+            return
+        if not SOFTMAX:
+            split = rank // blocks
+            chunk = split_pages(
+                (tokens + PAGE - 1) // PAGE, (end - begin + ROWS - 1) // ROWS * heads, ranks // blocks, TARGET
+            )
+            low = split * chunk * (PAGE // KEYS)
+            high = tl.minimum(high, low + chunk * (PAGE // KEYS))
+            full = tl.minimum(full, high)
+            if low >= high:
+                return
+    table += user.to(tl.int64) * table_stride
+    row = first + tl.arange(0, ROWS)
+    dim = tl.arange(0, WIDTH)
+    inside = ((row >= begin) & (row < end))[:, None] & (dim < D)[None, :]
+    column = head * D + dim[None, :]
+    queries = tl.load(q + row.to(tl.int64)[:, None] * q_stride + column, mask=inside, other=0.0)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    for j in range(low, full):
+        k, v = _tile(pages, table, j, layers, layer, head, tokens, heads, PAGE, KEYS, D, WIDTH, False)
+        acc, top, total = _add(
+            queries, k, v, acc, top, total, position, j, tokens, scale, KEYS, ROWS, CAUSAL, SOFTMAX, False, HARDWARE
+        )
+    for j in range(full, high):
+        k, v = _tile(pages, table, j, layers, layer, head, tokens, heads, PAGE, KEYS, D, WIDTH, True)
+        acc, top, total = _add(
+            queries, k, v, acc, top, total, position, j, tokens, scale, KEYS, ROWS, CAUSAL, SOFTMAX, True, HARDWARE
+        )
+    if SOFTMAX:
+        if not CAUSAL:
+            own = row.to(tl.int64)[:, None] * new_stride + column
+            k = tl.load(k_new + own, mask=inside, other=0.0).to(tl.float32)
+            v = tl.load(v_new + own, mask=inside, other=0.0).to(tl.float32)
+            s = tl.sum(queries.to(tl.float32) * k, 1) * scale
+            highest = tl.maximum(top, s)
+            w = tl.exp(s - highest)
+            shrink = tl.exp(top - highest)
+            acc = acc * shrink[:, None] + w[:, None] * v
+            total = total * shrink + w
+        acc = acc / total[:, None]
+    else:
+        acc = acc * factor
+    where = out + split * part_stride.to(tl.int64) + row.to(tl.int64)[:, None] * out_stride + column
+    tl.store(where, acc.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def combine(
+    parts, q, k_new, v_new, out, starts, cached, q_stride, new_stride, out_stride, part_stride, heads, bound, scale,
+    factor,
+    TARGET: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr, HARDWARE: tl.constexpr,
+):  # fmt: skip
+    """The sums of a user's splits, in order, and the candidate itself: LINES rows of one head."""
+    user = tl.program_id(2)
+    head = tl.program_id(1)
+    begin = tl.load(starts + user)
+    end = tl.load(starts + user + 1)
+    first = begin + tl.program_id(0) * LINES
+    if first >= end:
+        return
+    pages = (tl.load(cached + user) + PAGE - 1) // PAGE
+    chunk = split_pages(pages, (end - begin + ROWS - 1) // ROWS * heads, bound, TARGET)
+    row = (first + tl.arange(0, LINES)).to(tl.int64)
+    dim = tl.arange(0, WIDTH)
+    inside = (row < end)[:, None] & (dim < D)[None, :]
+    column = head * D + dim[None, :]
+    own = row[:, None] * new_stride + column
+    mine = tl.load(q + row[:, None] * q_stride + column, mask=inside, other=0.0).to(tl.float32)
+    k = tl.load(k_new + own, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(v_new + own, mask=inside, other=0.0).to(tl.float32)
+    where = parts + row[:, None] * heads * D + column
+    acc = tl.zeros([LINES, WIDTH], tl.float32)
+    for split in range(0, (pages + chunk - 1) // chunk):
+        acc += tl.load(where + split * part_stride.to(tl.int64), mask=inside, other=0.0)
+    acc += (_silu(tl.sum(mine * k, 1) * scale, HARDWARE) * factor)[:, None] * v
+    tl.store(out + row[:, None] * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def write_pages(
+    k, v, pages, starts, cached, table, k_stride, v_stride, table_stride, heads, layers, layer,
+    PAGE: tl.constexpr, D: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Put LINES new tokens of one user where they belong, WIDTH values of each at a time."""
+    user = tl.program_id(1)
+    begin = tl.load(starts + user)
+    row = begin + tl.program_id(0) * LINES + tl.arange(0, LINES)
+    inside = row < tl.load(starts + user + 1)
+    position = tl.load(cached + user) + row - begin
+    page = tl.load(table + user.to(tl.int64) * table_stride + position // PAGE, mask=inside, other=0).to(tl.int64)
+    base = ((page * layers + layer) * 2 * PAGE + position % PAGE) * heads * D
+    for first in range(0, heads * D, WIDTH):
+        dim = first + tl.arange(0, WIDTH)
+        mask = inside[:, None] & (dim < heads * D)[None, :]
+        where = pages + base[:, None] + dim[None, :]
+        new = row.to(tl.int64)[:, None]
+        tl.store(where, tl.load(k + new * k_stride + dim[None, :], mask=mask).to(pages.dtype.element_ty), mask=mask)
+        where += PAGE * heads * D
+        tl.store(where, tl.load(v + new * v_stride + dim[None, :], mask=mask).to(pages.dtype.element_ty), mask=mask)

@@ -1,0 +1,254 @@
+"""Attention over pages on a GPU: the launches. The kernels are in `portable` (Triton) and `hopper` (Gluon).
+
+Grids come from the host's view of a batch (`rows`, `lengths`); everything else is read on the device. So a captured
+launch may be replayed with other starts, lengths and tables, within the bounds of the batch it was captured with.
+"""
+
+import functools
+import importlib.util
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+
+from relaygr.history import PAGE
+from relaygr.kernels import portable
+from relaygr.kernels.attention import Silu, Weighting
+from relaygr.kernels.ragged import Ragged
+
+__all__ = ["TritonAttention"]
+
+_TARGET: Final = 128
+"""Blocks that one user's scores are split into at most: about the multiprocessors of a Hopper GPU."""
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """A Hopper launch: keys of a tile, tiles of K and of V in flight, query blocks in flight, weights in turns."""
+
+    keys: int
+    stages: int
+    queries: int
+    turns: bool = False
+
+
+_APPEND: Final = {
+    32: _Tiles(128, 4, 2, turns=True),
+    64: _Tiles(128, 4, 2, turns=True),
+    128: _Tiles(128, 2, 2),
+    256: _Tiles(64, 2, 1),
+}
+_SCORE: Final = {
+    32: _Tiles(128, 4, 1, turns=True),
+    64: _Tiles(128, 4, 1, turns=True),
+    128: _Tiles(64, 4, 1),
+    256: _Tiles(64, 2, 1),
+}
+
+
+class TritonAttention:
+    """`Attention` on a GPU, or under Triton's interpreter on a CPU. Stateless.
+
+    `hopper=False` keeps to the portable kernels where the device would allow the others.
+    """
+
+    def __init__(self, *, hopper: bool = True) -> None:
+        self._hopper = hopper
+
+    def write(self, k: torch.Tensor, v: torch.Tensor, pages: torch.Tensor, layer: int, batch: Ragged) -> None:
+        longest = max(batch.rows, default=0)
+        if longest == 0:
+            return
+        _, layers, _, _, heads, dim = pages.shape
+        lines = 16
+        portable.write_pages[triton.cdiv(longest, lines), len(batch.rows)](
+            k, v, pages, batch.starts, batch.cached, batch.table,
+            _row_stride(k), _row_stride(v), batch.table.stride(0), heads, layers, layer,
+            PAGE=PAGE, D=dim, LINES=lines, WIDTH=min(triton.next_power_of_2(heads * dim), 512), num_warps=4,
+        )  # fmt: skip
+
+    def append(
+        self, weighting: Weighting, q: torch.Tensor, pages: torch.Tensor, layer: int, batch: Ragged
+    ) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        longest = max(batch.rows, default=0)
+        if longest == 0:
+            return out
+        if isinstance(weighting, Silu) and self._fits_hopper(q, pages):
+            _launch_hopper(weighting, q, out, pages, layer, batch, _blocks_by_position(longest, PAGE), 1, causal=True)
+        else:
+            rows = _portable_rows(q)
+            _launch_portable(
+                weighting, q, q, q, out, pages, layer, batch, rows, _blocks_by_position(longest, rows), 1, causal=True
+            )
+        return out
+
+    def score(
+        self,
+        weighting: Weighting,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        pages: torch.Tensor,
+        layer: int,
+        batch: Ragged,
+    ) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        longest = max(batch.rows, default=0)
+        if longest == 0:
+            return out
+        if _row_stride(k) != _row_stride(v):
+            k, v = k.contiguous(), v.contiguous()
+        hopper = isinstance(weighting, Silu) and self._fits_hopper(q, pages)
+        rows = PAGE if hopper else _portable_rows(q)
+        blocks = triton.cdiv(longest, rows)
+        if not isinstance(weighting, Silu):
+            _launch_portable(weighting, q, k, v, out, pages, layer, batch, rows, blocks, blocks, causal=False)
+            return out
+        heads, dim = q.shape[1:]
+        splits = _splits(batch, heads, rows)
+        parts = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
+        if hopper:
+            _launch_hopper(weighting, q, parts, pages, layer, batch, blocks * splits, blocks, causal=False)
+        else:
+            _launch_portable(
+                weighting, q, k, v, parts, pages, layer, batch, rows, blocks * splits, blocks, causal=False
+            )
+        lines = 8
+        portable.combine[triton.cdiv(longest, lines), heads, len(batch.rows)](
+            parts, q, k, v, out, batch.starts, batch.cached,
+            _row_stride(q), _row_stride(k), _row_stride(out), parts.stride(0), heads, splits,
+            weighting.scale, 1 / weighting.length,
+            TARGET=_TARGET, ROWS=rows, LINES=lines, PAGE=PAGE, D=dim,
+            WIDTH=triton.next_power_of_2(dim), HARDWARE=_hardware(q.device), num_warps=4,
+        )  # fmt: skip
+        return out
+
+    def _fits_hopper(self, q: torch.Tensor, pages: torch.Tensor) -> bool:
+        """Whether the Hopper kernel takes these: the card, a head dim it has tiles for, 16-bit values, aligned rows."""
+        return (
+            self._hopper
+            and q.is_cuda
+            and _is_hopper(q.device)
+            and q.shape[-1] in _APPEND
+            and q.dtype in (torch.bfloat16, torch.float16)
+            and pages.dtype == q.dtype
+            and q.data_ptr() % 16 == 0
+            and bool(_row_stride(q) % 8 == 0)
+        )
+
+
+def _row_stride(tensor: torch.Tensor) -> int:
+    """Distance of two rows of [rows, head, dim]; the values of a row must lie together."""
+    if tensor.stride(2) != 1 or tensor.stride(1) != tensor.shape[2]:
+        raise ValueError(f"heads of a row must be contiguous, got strides {tensor.stride()}")
+    return tensor.stride(0)
+
+
+def _blocks_by_position(rows: int, block: int) -> int:
+    """Blocks aligned by position that `rows` tokens may touch, wherever they begin."""
+    return (rows + 2 * block - 2) // block
+
+
+def _splits(batch: Ragged, heads: int, rows: int) -> int:
+    """The most splits any user of the batch takes; each takes what its own rows and length ask for."""
+    most = max(
+        max(1, min(_TARGET // max(1, heads * triton.cdiv(r, rows)), (triton.cdiv(n, PAGE) + 1) // 2))
+        for r, n in zip(batch.rows, batch.lengths, strict=True)
+    )
+    return int(most)
+
+
+def _hardware(device: torch.device) -> bool:
+    """Whether kernels run on an NVIDIA GPU, whose tanh is written in its assembly."""
+    return device.type == "cuda" and torch.version.cuda is not None
+
+
+@functools.cache
+def _is_hopper(device: torch.device) -> bool:
+    if torch.version.cuda is None or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    return importlib.util.find_spec("triton.experimental.gluon") is not None
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _portable_rows(q: torch.Tensor) -> int:
+    return 64 if q.dtype == torch.float32 else 128
+
+
+def _launch_portable(
+    weighting: Weighting,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    pages: torch.Tensor,
+    layer: int,
+    batch: Ragged,
+    rows: int,
+    ranks: int,
+    blocks: int,
+    *,
+    causal: bool,
+) -> None:
+    heads, dim = q.shape[1:]
+    factor = 1 / weighting.length if isinstance(weighting, Silu) else 1.0
+    full = q.dtype == torch.float32
+    portable.attend[heads * len(batch.rows) * ranks,](
+        q, k, v, out, pages, batch.starts, batch.cached, batch.table,
+        _row_stride(q), _row_stride(k), heads * dim, q.shape[0] * heads * dim, batch.table.stride(0),
+        heads, ranks, blocks, pages.shape[1], layer, weighting.scale, factor,
+        TARGET=_TARGET, CAUSAL=causal, SOFTMAX=not isinstance(weighting, Silu), ROWS=rows, KEYS=32 if full else 64,
+        PAGE=PAGE, D=dim, WIDTH=max(triton.next_power_of_2(dim), 16), HARDWARE=_hardware(q.device),
+        num_warps=4 if full else 8, num_stages=2 if full or dim > 128 else 3,
+    )  # fmt: skip
+
+
+def _launch_hopper(
+    weighting: Silu,
+    q: torch.Tensor,
+    out: torch.Tensor,
+    pages: torch.Tensor,
+    layer: int,
+    batch: Ragged,
+    ranks: int,
+    blocks: int,
+    *,
+    causal: bool,
+) -> None:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from relaygr.kernels import hopper
+
+    total, heads, dim = q.shape
+    count, layers = pages.shape[:2]
+    tiles = (_APPEND if causal else _SCORE)[dim]
+    width = heads * dim
+    element = gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
+    half, tile = [PAGE // 2, dim], [1, tiles.keys, dim]
+    queries = TensorDescriptor(
+        q, [total, width], [_row_stride(q), 1], half, gl.NVMMASharedLayout.get_default_for(half, element)
+    )
+    keys = TensorDescriptor(
+        pages,
+        [count * layers * 2 * (PAGE // tiles.keys), tiles.keys, width],
+        [tiles.keys * width, width, 1],
+        tile,
+        gl.NVMMASharedLayout.get_default_for(tile, element),
+    )
+    work = heads * len(batch.rows) * ranks
+    grid = min(work, _multiprocessors(q.device))
+    dynamic = causal and work > grid
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if dynamic else batch.starts
+    hopper.silu_over_pages[grid,](
+        queries, keys, out, width, total * width, batch.starts, batch.cached, batch.table, batch.table.stride(0),
+        counter, heads, ranks, blocks, work, layers, layer, weighting.scale / 2, 1 / weighting.length,
+        TARGET=_TARGET, CAUSAL=causal, KEYS=tiles.keys, D=dim, STAGES=tiles.stages, QUERIES=tiles.queries,
+        TURNS=tiles.turns, DYNAMIC=dynamic, num_warps=4,
+    )  # fmt: skip
