@@ -13,9 +13,7 @@ from relaygr.model.candidates import Candidates
 from relaygr.model.config import ModelConfig
 from relaygr.model.tokens import candidate_tokens, history_tokens
 
-__all__ = ["NO_CONTEXT", "AppendBatch", "AppendRow", "ScoreBatch", "ScoreRow"]
-
-NO_CONTEXT: npt.NDArray[np.int64] = np.empty(0, np.int64)
+__all__ = ["AppendBatch", "AppendRow", "ScoreBatch", "ScoreRow"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class AppendRow:
     context: npt.NDArray[np.int64]
     low: int
     high: int
-    pages: Sequence[int]
+    pages: Sequence[int] | npt.NDArray[np.int32]
     """The user's pages in order, enough for `high` tokens."""
 
 
@@ -40,7 +38,7 @@ class ScoreRow:
     """Behaviours ranked on: where the candidates stand."""
     tokens: int
     """Context and behaviours together."""
-    pages: Sequence[int]
+    pages: Sequence[int] | npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)

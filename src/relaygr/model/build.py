@@ -40,7 +40,7 @@ def build_model(
             if field in choices:
                 raise InvalidInput(field, 'is a choice of family "hstu"')
     if head_dim is None:
-        if dim % heads:
+        if not isinstance(dim, int) or not isinstance(heads, int) or heads < 1 or dim % heads:
             raise InvalidInput("heads", f"must divide dim, {dim}, unless head_dim is given")
         head_dim = dim // heads
     config = ModelConfig.from_dict(

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relaygr.errors import InvalidInput
-from relaygr.history.history import integers
+from relaygr.history.history import frozen, integers
 
 __all__ = ["Candidates", "features_of"]
 
@@ -20,7 +20,7 @@ class Candidates:
     __slots__ = ("features", "items")
 
     def __init__(self, items: Any, features: Any = None) -> None:
-        self.items: npt.NDArray[np.int64] = integers("candidates", items, np.int64)
+        self.items: npt.NDArray[np.int64] = frozen(integers("candidates", items, np.int64))
         if not len(self.items):
             raise InvalidInput("candidates", "must not be empty")
         if self.items.min() < 0:
@@ -37,12 +37,16 @@ class Candidates:
 
 def features_of(field: str, values: Any, *, dimensions: int) -> npt.NDArray[np.float32]:
     """`values` as finite float32 of that many dimensions; InvalidInput naming `field` otherwise."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(field, f"is not an array of numbers: {error}") from error
     if array.ndim != dimensions:
         raise InvalidInput(field, f"must have {dimensions} dimensions, not shape {array.shape}")
     if array.dtype.kind not in "fiu":
         raise InvalidInput(field, f"must hold numbers, not {array.dtype}")
-    array = array.astype(np.float32)
+    with np.errstate(over="ignore"):  # too large for float32: infinite, and refused as such
+        array = array.astype(np.float32)
     if not np.isfinite(array).all():
         raise InvalidInput(field, "has values that are not finite")
     return array

@@ -42,17 +42,25 @@ def load(path: str | Path) -> RankingModel:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, TypeError, ValueError) as error:
         raise InvalidInput("path", f"{path} is not a readable safetensors file: {error}") from error
     if metadata.get("format") != _FORMAT:
         raise InvalidInput("path", f"{path} is not a RelayGR checkpoint (format {metadata.get('format')!r})")
-    model = RankingModel(ModelConfig.from_dict(json.loads(metadata["config"])), epoch=int(metadata["epoch"]))
+    try:
+        values, epoch = json.loads(metadata["config"]), int(metadata["epoch"])
+        config = ModelConfig.from_dict(dict(values))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput("path", f"{path} does not say what model it holds: {error}") from error
+    with torch.device("meta"):  # nothing is allocated on the word of the config alone
+        model = RankingModel(config, epoch=epoch)
     expected = model.state_dict()
-    for name in expected.keys() ^ tensors.keys():
+    for name in sorted(expected.keys() ^ tensors.keys()):
         raise InvalidInput(name, f"is {'missing from' if name in expected else 'no tensor of the model in'} {path}")
     for name, tensor in tensors.items():
         if tensor.shape != expected[name].shape:
             raise InvalidInput(name, f"is {tuple(tensor.shape)}, its config says {tuple(expected[name].shape)}")
+        if not tensor.is_floating_point() or tensor.dtype != tensors["head_weight"].dtype:
+            raise InvalidInput(name, f"is of {tensor.dtype}; all tensors of a model are of one floating-point dtype")
     model.load_state_dict(tensors, assign=True)
     return model.eval().requires_grad_(False)
 
@@ -120,9 +128,13 @@ def _nvidia_layer(layer: Mapping[str, torch.Tensor], index: int, num_heads: int)
 
 def _parts_first(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Last dimension from [H, (u,v,q,k), d] to [(u,v,q,k), H, d]."""
-    if tensor.shape[-1] % (4 * num_heads):
-        raise InvalidInput("num_heads", f"{num_heads} does not divide a projection of width {tensor.shape[-1]}")
+    _check_heads(num_heads, tensor.shape[-1])
     return tensor.reshape(*tensor.shape[:-1], num_heads, 4, -1).transpose(-3, -2).flatten(-3)
+
+
+def _check_heads(num_heads: int, width: int) -> None:
+    if num_heads < 1 or width % (4 * num_heads):
+        raise InvalidInput("num_heads", f"{num_heads} does not divide a projection of width {width}")
 
 
 def _layers(state_dict: Mapping[str, torch.Tensor], folder: str) -> list[dict[str, torch.Tensor]]:
@@ -158,9 +170,10 @@ def _stack(
     combine: Combine,
     norm_eps: float,
 ) -> HstuStack:
+    if layers[0]["uvqk_weight"].ndim != 2:
+        raise InvalidInput("state_dict", "has a uvqk_weight in layer 0 that is not a matrix")
     dim, wide = layers[0]["uvqk_weight"].shape
-    if num_heads < 1 or wide % (4 * num_heads):
-        raise InvalidInput("num_heads", f"{num_heads} does not divide a projection of width {wide}")
+    _check_heads(num_heads, wide)
     if not scale_length > 0:
         raise InvalidInput("scale_length", "must be positive")
     stack = HstuStack(

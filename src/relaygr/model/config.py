@@ -1,5 +1,6 @@
 """What a model is made of."""
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Literal, Self
 
@@ -53,16 +54,22 @@ class ModelConfig:
             if getattr(self, field) not in allowed:
                 raise InvalidInput(field, f"is {getattr(self, field)!r}; choose from {', '.join(allowed)}")
         for field in ("layers", "dim", "heads", "head_dim", "items", "contexts", "actions", "tasks"):
-            if getattr(self, field) < 1:
+            if self._number(field, int) < 1:
                 raise InvalidInput(field, "must be at least 1")
         for field in ("request_features", "candidate_features"):
-            if getattr(self, field) < 0:
+            if self._number(field, int) < 0:
                 raise InvalidInput(field, "must not be negative")
         for field in ("scale_length", "norm_eps"):
-            if not getattr(self, field) > 0:
-                raise InvalidInput(field, "must be positive")
+            if not 0 < self._number(field, int | float) < math.inf:
+                raise InvalidInput(field, "must be positive and finite")
         if self.family == "softmax" and self.head_dim % 2:
             raise InvalidInput("head_dim", "must be even: rotary positions turn pairs")
+
+    def _number(self, field: str, kind: Any) -> Any:
+        value = getattr(self, field)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InvalidInput(field, f"must be {'an integer' if kind is int else 'a number'}, not {value!r}")
+        return value
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -19,7 +19,7 @@ class Stack(Protocol):
         ...
 
     def append(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> None:
-        """Run new tokens, writing their KV into their pages. The last layer's output, which nothing reads, is skipped."""
+        """Run new tokens, writing their KV into their pages. The last layer's output is skipped: nothing reads it."""
         ...
 
     def append_with_output(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:

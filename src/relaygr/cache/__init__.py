@@ -1,0 +1,22 @@
+"""Pages, prefixes, leases, tiers and the expander: bookkeeping without I/O. Nothing here touches page contents."""
+
+from relaygr.cache.expander import Option, Source, choose
+from relaygr.cache.lease import Lease
+from relaygr.cache.pages import PagePool, Pages
+from relaygr.cache.prefix import Identity, Lineage, Prefix
+from relaygr.cache.tier import Tier
+from relaygr.cache.write_back import WriteBackQueue
+
+__all__ = [
+    "Identity",
+    "Lease",
+    "Lineage",
+    "Option",
+    "PagePool",
+    "Pages",
+    "Prefix",
+    "Source",
+    "Tier",
+    "WriteBackQueue",
+    "choose",
+]

@@ -1,0 +1,97 @@
+"""Who owns which page of a tier.
+
+    free ──take──▶ owned ──pin──▶ pinned          owned:  an index keeps it; may be evicted
+      ▲              │  ◀─unpin──   │             pinned: a lease, a step or a copy needs it; may not
+      └──last owner──┴──────────────┘
+
+A page goes back to free when its last owner lets go, never before. free + owned = total, always.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from relaygr.history import PAGE
+
+__all__ = ["PagePool", "Pages"]
+
+Pages = npt.NDArray[np.int32]
+
+
+class PagePool:
+    """Counts of owners and pins for every page of one tier. Page numbers in one call are distinct."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.pinned = 0
+        self._free = list(range(total - 1, -1, -1))
+        self._owners = np.zeros(total, np.int32)
+        self._pins = np.zeros(total, np.int32)
+        self._filled = np.zeros(total, np.int32)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def available(self) -> int:
+        """Pages that are free or would be if every prefix that nobody needs were evicted."""
+        return self.total - self.pinned
+
+    def take(self, count: int) -> Pages:
+        """`count` free pages, pinned, their contents undefined. There must be that many."""
+        if count > len(self._free):
+            raise RuntimeError(f"{count} pages taken where {len(self._free)} are free")
+        cut = len(self._free) - count
+        pages = np.array(self._free[cut:], np.int32)
+        del self._free[cut:]
+        self._owners[pages] = 1
+        self._pins[pages] = 1
+        self.pinned += count
+        return pages
+
+    def own(self, pages: Pages) -> None:
+        self._owners[pages] += 1
+
+    def disown(self, pages: Pages) -> None:
+        left = self._owners[pages] - 1
+        self._owners[pages] = left
+        ended = pages[left == 0]
+        self._filled[ended] = 0
+        self._free.extend(ended.tolist())
+
+    def pin(self, pages: Pages) -> None:
+        """One more who needs these pages as they are."""
+        pins = self._pins[pages]
+        self.pinned += int(np.count_nonzero(pins == 0))
+        self._pins[pages] = pins + 1
+        self._owners[pages] += 1
+
+    def unpin(self, pages: Pages) -> None:
+        pins = self._pins[pages] - 1
+        self._pins[pages] = pins
+        self.pinned -= int(np.count_nonzero(pins == 0))
+        self.disown(pages)
+
+    def unpinned(self, pages: Pages) -> int:
+        """How many of these nobody has pinned: what pinning them would take from `available`."""
+        return int(np.count_nonzero(self._pins[pages] == 0))
+
+    def filled(self, page: int) -> int:
+        """Slots of the page that someone has written or claimed; those behind may be appended to in place."""
+        return int(self._filled[page])
+
+    def fill(self, pages: Pages, low: int, high: int) -> None:
+        """Claim the slots of tokens low … high in a prefix whose pages these are."""
+        if high > low:
+            self._filled[pages[low // PAGE : (high - 1) // PAGE]] = PAGE
+            self._filled[pages[(high - 1) // PAGE]] = (high - 1) % PAGE + 1
+
+    def check(self) -> None:
+        """Raises RuntimeError unless free + owned = total and the counts agree."""
+        owned = int(np.count_nonzero(self._owners))
+        if owned + len(self._free) != self.total or len(set(self._free)) != len(self._free):
+            raise RuntimeError(f"pages lost: {len(self._free)} free + {owned} owned of {self.total}")
+        if (self._owners < self._pins).any() or (self._pins < 0).any() or self._owners[self._free].any():
+            raise RuntimeError("pages pinned without an owner, or owned while free")
+        if self.pinned != int(np.count_nonzero(self._pins)):
+            raise RuntimeError(f"{self.pinned} pages counted as pinned, {int(np.count_nonzero(self._pins))} are")

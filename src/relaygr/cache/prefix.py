@@ -1,0 +1,105 @@
+"""A prefix ψ: whose it is, what it holds, where it lies."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from relaygr.cache.pages import Pages
+from relaygr.history import PAGE, History
+
+__all__ = ["Identity", "Lineage", "Prefix"]
+
+_DIGEST = 16
+
+
+class Lineage(NamedTuple):
+    """What every prefix of one growing history has in common."""
+
+    version: str
+    """Digest of the model's dense weights and config."""
+    epoch: int
+    """Epoch of the model's tables."""
+    context: bytes
+    """Digest of the context."""
+    context_tokens: int
+    start: int
+    """Where the window begins in the user's whole history."""
+
+    @classmethod
+    def of(cls, version: str, epoch: int, context: npt.NDArray[np.int64], history: History) -> Self:
+        return cls(version, epoch, xxhash.xxh3_128_digest(context.data), len(context), history.start)
+
+    def serves(self, wanted: "Lineage", accept_epochs: int) -> bool:
+        """Whether a ψ of this lineage may stand for one of the wanted: equal, but for tables a little behind."""
+        behind = wanted.epoch - self.epoch
+        return 0 <= behind <= accept_epochs and self._replace(epoch=wanted.epoch) == wanted
+
+
+class Identity(NamedTuple):
+    """Equal identities mean the same KV."""
+
+    user: str
+    lineage: Lineage
+    length: int
+    digest: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """The KV of context and the first `length` behaviours, in pages of one tier. A value: extending makes another."""
+
+    user: str
+    lineage: Lineage
+    length: int
+    digest: bytes
+    page_digests: bytes
+    """The digests at 0, PAGE, 2·PAGE … behaviours, joined."""
+    pages: Pages
+
+    @classmethod
+    def of(cls, user: str, lineage: Lineage, history: History, pages: Pages) -> Self:
+        """The prefix that holds all of `history`."""
+        n = len(history)
+        return cls(user, lineage, n, history.digest(n), b"".join(history.page_digests(n)), pages)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.user, self.lineage, self.length, self.digest)
+
+    @property
+    def tokens(self) -> int:
+        return self.lineage.context_tokens + self.length
+
+    def on(self, pages: Pages) -> "Prefix":
+        """The same prefix in other pages."""
+        return replace(self, pages=pages)
+
+    def agrees(self, history: History) -> int:
+        """How many behaviours of `history`, from its start, this prefix holds the KV of.
+
+        All of the prefix where the digests at its length agree, else the longest agreeing run of whole pages.
+        """
+        n = len(history)
+        if self.length <= n and history.digest(self.length) == self.digest:
+            return self.length
+        whole = min(self.length, n) // PAGE
+        return self._whole_pages(b"".join(history.page_digests(whole * PAGE)), whole) * PAGE
+
+    def shares(self, other: "Prefix") -> int:
+        """How many behaviours, in whole pages from the start, this prefix and another of its lineage hold alike."""
+        return self._whole_pages(other.page_digests, min(self.length, other.length) // PAGE) * PAGE
+
+    def _whole_pages(self, digests: bytes, most: int) -> int:
+        """The longest run of pages, `most` at most, at whose end the digests agree."""
+        low, high = 0, most  # digests are chained: where one agrees, all before it do
+        while low < high:
+            middle = (low + high + 1) // 2
+            where = slice(middle * _DIGEST, (middle + 1) * _DIGEST)
+            if self.page_digests[where] == digests[where]:
+                low = middle
+            else:
+                high = middle - 1
+        return low

@@ -1,0 +1,82 @@
+"""Configuration of components: every field has a default and a sentence."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from relaygr.errors import InvalidInput
+
+__all__ = ["EngineConfig", "OnMiss", "parse_bytes"]
+
+OnMiss = Literal["full", "truncate"]
+
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_bytes(field: str, text: str | int) -> int:
+    """A number of bytes from "512MiB", "4 GiB", "0" or a plain integer; InvalidInput naming `field` otherwise."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+    if not match or match[2] not in _UNITS:
+        raise InvalidInput(field, f'is {text!r}; write a size such as "512MiB", "4GiB" or "0"')
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """One engine on one device."""
+
+    device: str = "cpu"
+    """Where the model runs: "cpu", or "cuda", "cuda:1" …"""
+    dtype: str = "float32"
+    """What the model and its pages are cast to: "float32", "bfloat16", "float16"."""
+    device_cache: str = "1GiB"
+    """Memory for KV pages on the device."""
+    host_cache: str = "4GiB"
+    """Memory for KV pages in this machine's DRAM; "0": none."""
+    on_miss: OnMiss = "full"
+    """What a rank does when its prefix cannot be there in time: "full" tries all the same, and raises DeadlineExceeded
+    when late; "truncate" ranks on the newest behaviours that fit, and says so."""
+    max_history: int | None = None
+    """The longest history taken; that much memory is always kept for ranks. None: half of what device_cache holds."""
+    lease_s: float = 2.0
+    """How long a pre-inferred prefix is kept for a rank that has not come."""
+    accept_epochs: int = 0
+    """By how many epochs the tables of a cached prefix may be behind the model's. The answer names the epoch used."""
+    pre_infer_share: float = 0.7
+    """The share of device time that pre-inference may take."""
+    lease_share: float = 0.8
+    """The share of the device cache that may be pinned when a pre-infer is admitted."""
+    step_ms: float = 10.0
+    """The longest one step on the device should take: what an urgent rank may have to wait behind."""
+    max_ranks: int = 4096
+    """Ranks under way at once; one more raises Overloaded."""
+    write_back_queue: int = 64
+    """Prefixes waiting to be copied to host memory; past that they are dropped, oldest first."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise InvalidInput("dtype", f"is {self.dtype!r}; choose from float32, bfloat16, float16")
+        if self.on_miss not in ("full", "truncate"):
+            raise InvalidInput("on_miss", f"is {self.on_miss!r}; choose from full, truncate")
+        for field in ("lease_s", "step_ms"):
+            if not getattr(self, field) > 0:
+                raise InvalidInput(field, "must be positive")
+        for field in ("pre_infer_share", "lease_share"):
+            if not 0 < getattr(self, field) <= 1:
+                raise InvalidInput(field, "must be above 0 and at most 1")
+        for field in ("max_ranks", "write_back_queue"):
+            if getattr(self, field) < 1:
+                raise InvalidInput(field, "must be at least 1")
+        if self.accept_epochs < 0:
+            raise InvalidInput("accept_epochs", "must not be negative")
+        if self.max_history is not None and self.max_history < 1:
+            raise InvalidInput("max_history", "must be at least 1")
+        self.device_bytes, self.host_bytes  # noqa: B018  (refuse unreadable sizes here, not later)
+
+    @property
+    def device_bytes(self) -> int:
+        return parse_bytes("device_cache", self.device_cache)
+
+    @property
+    def host_bytes(self) -> int:
+        return parse_bytes("host_cache", self.host_cache)

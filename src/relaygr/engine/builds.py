@@ -1,0 +1,201 @@
+"""Builds from start to end: pages reserved all at once, appended to in place or after a copy, kept or not."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from relaygr.cache import Lease, Lineage, Option, Pages, Prefix, Source, Tier
+from relaygr.engine.cost import CostModel
+from relaygr.engine.outcomes import Path
+from relaygr.engine.step import Direction, PageCopy
+from relaygr.engine.work import Build, BuildState, PreInfer, Rank
+from relaygr.history import PAGE, History
+
+__all__ = ["Builds"]
+
+NO_PAGES: Final[Pages] = np.empty(0, np.int32)
+
+Copy = Callable[[PageCopy, Callable[[BaseException | None], None]], None]
+
+
+class Builds:
+    """Prefixes being made, on pages they own.
+
+    `ended` is called once for each build that is done or has failed, before its own pins are let go.
+    """
+
+    def __init__(
+        self, device: Tier, host: Tier, cost: CostModel, copy: Copy, ended: Callable[[Build], None], accept_epochs: int
+    ) -> None:
+        self._device = device
+        self._host = host
+        self._cost = cost
+        self._copy = copy
+        self._ended = ended
+        self._accept_epochs = accept_epochs
+        self._running: dict[Build, None] = {}
+        self._joinable: dict[str, list[Build]] = {}
+
+    def __iter__(self) -> Iterator[Build]:
+        """Those that have not ended."""
+        return iter(self._running)
+
+    def runnable(self) -> Iterator[Build]:
+        """Those with tokens to launch."""
+        return (build for build in self._running if build.runnable)
+
+    def pre_infer_s(self) -> float:
+        """Device time that admitted pre-inference still needs."""
+        return sum(build.cost_s for build in self._running if build.pre_infer)
+
+    def joinable(self, user: str, lineage: Lineage, history: History) -> Build | None:
+        """The build that will hold the most of this history, if any will hold a part of it and nothing else."""
+        best = None
+        for build in self._joinable.get(user, ()):
+            prefix = build.prefix
+            if (
+                prefix.length <= len(history)
+                and (best is None or prefix.length > best.prefix.length)
+                and prefix.lineage.serves(lineage, self._accept_epochs)
+                and prefix.agrees(history) == prefix.length
+            ):
+                best = build
+        return best
+
+    def pages_for(self, user: str, lineage: Lineage, length: int, option: Option) -> tuple[Pages, Pages, int]:
+        """What a build would need: pages it would share, the page it would copy (or none), and how many new ones."""
+        count = -(-(lineage.context_tokens + length) // PAGE)
+        if option.source is not Source.DEVICE:
+            return NO_PAGES, NO_PAGES, count
+        prefix = self._device.find(user)
+        assert prefix is not None
+        shared, rest = divmod(lineage.context_tokens + option.base, PAGE)
+        copied = NO_PAGES
+        if rest and self._device.pool.filled(int(prefix.pages[shared])) <= rest:
+            shared += 1  # nobody has written behind the base: append in place
+        elif rest:
+            copied = prefix.pages[shared : shared + 1]
+        return prefix.pages[:shared], copied, count - shared
+
+    def start(self, work: Rank | PreInfer, option: Option, due: float, order: int, *, keep: bool) -> Build | None:
+        """Reserve all the pages of a build and begin it; None, and nothing changed, if they cannot be had.
+
+        `keep`: whether others may join it and it is cached when done.
+        """
+        user, lineage, history = work.user, work.lineage, work.history
+        shared, copied, new = self.pages_for(user, lineage, len(history), option)
+        on_host = self._host.find(user) if option.source is Source.HOST else None
+        cached = self._device.find(user) if option.source is Source.DEVICE else on_host
+        fresh = self._device.reserve(new, np.concatenate((shared, copied)))
+        if fresh is None:
+            return None
+        base = 0
+        if cached is not None:
+            base = lineage.context_tokens + option.base
+            lineage = lineage._replace(epoch=cached.lineage.epoch)
+        pages = np.concatenate((shared, fresh))
+        self._device.pool.fill(pages, base, lineage.context_tokens + len(history))
+        build = Build(
+            served=work.served,
+            prefix=Prefix.of(user, lineage, history, pages),
+            history=history,
+            context=work.context,
+            base=base,
+            made=Path.FULL if cached is None else Path.EXTENDED if option.base < len(history) else Path.RELOADED,
+            due=due,
+            order=order,
+            launched=base,
+            done=base,
+            keep=keep,
+            pre_infer=isinstance(work, PreInfer),
+        )
+        build.cost_s = self._cost.append_s(build.prefix.tokens - base, base)
+        if len(copied):
+            build.page_copy = (int(copied[0]), int(pages[base // PAGE]))
+            build.source = Lease(self._device.pool, user, copied, math.inf)
+            self._device.pool.unpin(copied)  # the lease has pinned it
+        self._running[build] = None
+        if keep:
+            self._joinable.setdefault(user, []).append(build)
+        if on_host is not None:
+            self._reload(build, on_host)
+        elif build.done == build.prefix.tokens:
+            self._end(build, BuildState.DONE)
+        return build
+
+    def _reload(self, build: Build, on_host: Prefix) -> None:
+        """Copy the base from host memory; appending goes on when it is there."""
+        count = -(-build.base // PAGE)
+        source = on_host.pages[:count]
+        build.state = BuildState.RELOADING
+        build.source = Lease(self._host.pool, on_host.user, source, math.inf)
+        build.in_flight += 1
+        self._host.touch(on_host.user)
+
+        def copied(error: BaseException | None) -> None:
+            if error is not None and self._host.find(on_host.user) is on_host:
+                self._host.drop(on_host.user)
+            if build.state is BuildState.RELOADING:
+                build.state = BuildState.APPENDING
+            self.ran(build, build.base, error)
+
+        self._copy(PageCopy(Direction.IN, source, build.prefix.pages[:count]), copied)
+
+    def launched(self, build: Build, high: int) -> None:
+        """Its tokens up to `high` have been launched."""
+        build.page_copy = None
+        build.launched = high
+        build.in_flight += 1
+        build.cost_s = self._cost.append_s(build.prefix.tokens - high, high)
+
+    def ran(self, build: Build, high: int, error: BaseException | None) -> None:
+        """A launched chunk or copy has ended; without an error the pages hold `high` tokens."""
+        build.in_flight -= 1
+        if build.source is not None:
+            build.source.release()
+        if build.state is BuildState.APPENDING:
+            build.done = high
+            if error is not None:
+                self._end(build, BuildState.FAILED)
+            elif high == build.prefix.tokens:
+                self._end(build, BuildState.DONE)
+        self._free_if_over(build)
+
+    def abandon_if_unwanted(self, build: Build) -> None:
+        """Give up a build that nobody waits for; what was launched still runs to its end."""
+        if not build.ended and not build.wanted:
+            self._end(build, BuildState.ABANDONED)
+
+    def unlist(self, build: Build) -> None:
+        """Nobody joins this build any more, and it is not kept when done."""
+        build.keep = False
+        self._unjoin(build)
+
+    def _unjoin(self, build: Build) -> None:
+        builds = self._joinable.get(build.prefix.user, [])
+        if build in builds:
+            builds.remove(build)
+            if not builds:
+                del self._joinable[build.prefix.user]
+
+    def of(self, user: str) -> list[Build]:
+        """The user's builds that others may join."""
+        return list(self._joinable.get(user, ()))
+
+    def _end(self, build: Build, state: BuildState) -> None:
+        build.state = state
+        build.cost_s = 0.0
+        self._unjoin(build)
+        del self._running[build]
+        self._ended(build)
+        self._free_if_over(build)
+
+    def _free_if_over(self, build: Build) -> None:
+        """Let go of the build's own pins once it has ended and nothing launched touches its pages."""
+        if build.ended and not build.in_flight and not build.freed:
+            build.freed = True
+            if build.source is not None:
+                build.source.release()
+            self._device.pool.unpin(build.prefix.pages)

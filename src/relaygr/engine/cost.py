@@ -1,0 +1,138 @@
+"""What work costs on this device: T(new, cached, m), fitted to a profile and kept current from served work."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["CostModel", "LinearFit"]
+
+_FORGET = 0.98
+_PROFILE_WEIGHT = 0.2
+_REFIT_EVERY = 16
+
+
+class LinearFit:
+    """seconds ≈ Σ coefficient · feature, coefficients never negative, relative errors least squared.
+
+    The profile is kept for good, at a small weight, so that what traffic does not show is not forgotten; served work
+    counts the more the newer it is. `version` goes up with every refit.
+    """
+
+    def __init__(self, scales: Sequence[float]) -> None:
+        """`scales`: a typical size of each feature."""
+        size = len(scales)
+        self.coefficients: tuple[float, ...] = (0.0,) * size
+        self.version = 0
+        self._scales = np.asarray(scales, np.float64)
+        self._profile = np.zeros((size, size)), np.zeros(size)
+        self._recent = np.zeros((size, size)), np.zeros(size)
+        self._unfitted = 0
+
+    def profile(self, samples: Sequence[tuple[Sequence[float], float]]) -> None:
+        """Start from measured (features, seconds)."""
+        for features, seconds in samples:
+            _add(self._profile, self._row(features, seconds))
+        self._fit()
+
+    def observe(self, features: Sequence[float], seconds: float) -> None:
+        """Some work with these features took this long."""
+        if seconds <= 0.0:
+            return
+        for part in self._recent:
+            part *= _FORGET
+        _add(self._recent, self._row(features, seconds))
+        self._unfitted += 1
+        if self._unfitted >= _REFIT_EVERY:
+            self._fit()
+
+    def _row(self, features: Sequence[float], seconds: float) -> npt.NDArray[np.float64]:
+        return np.asarray(features, np.float64) / self._scales / max(seconds, 1e-9)
+
+    def _fit(self) -> None:
+        gram = _PROFILE_WEIGHT * self._profile[0] + self._recent[0]
+        right = _PROFILE_WEIGHT * self._profile[1] + self._recent[1]
+        self.coefficients = tuple((_non_negative_least_squares(gram, right) / self._scales).tolist())
+        self.version += 1
+        self._unfitted = 0
+
+
+def _add(sums: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]], row: npt.NDArray[np.float64]) -> None:
+    """One more relative equation, row · coefficients = 1."""
+    gram, right = sums
+    gram += np.outer(row, row)
+    right += row
+
+
+def _non_negative_least_squares(
+    gram: npt.NDArray[np.float64], right: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """The best solution with no negative entry, found among all choices of entries that are zero."""
+    size = len(right)
+    best, least = np.zeros(size), 0.0
+    ridge = 1e-9 * np.trace(gram) / size
+    for count in range(1, size + 1):
+        for chosen in combinations(range(size), count):
+            index = np.array(chosen)
+            part = gram[np.ix_(index, index)] + ridge * np.eye(count)
+            if not np.all(np.diag(part) > 0):
+                continue
+            solution = np.linalg.solve(part, right[index])
+            if (solution < 0).any():
+                continue
+            objective = float(solution @ part @ solution - 2 * right[index] @ solution)
+            if objective < least:
+                least = objective
+                best = np.zeros(size)
+                best[index] = solution
+    return best
+
+
+class CostModel:
+    """Predicts seconds of device time for steps, and of copying for reloads.
+
+    A step's time is fixed + per new token + per (new token, key) + per candidate + per (candidate, key);
+    a copy's is fixed + per page.
+    """
+
+    def __init__(self) -> None:
+        self.steps = LinearFit((1.0, 1e3, 1e6, 1e2, 1e6))
+        self.copies = LinearFit((1.0, 1e2))
+
+    @property
+    def version(self) -> int:
+        return self.steps.version + self.copies.version
+
+    @property
+    def step_s(self) -> float:
+        """What any step costs before it does anything."""
+        return self.steps.coefficients[0]
+
+    def append_s(self, new: int, cached: int) -> float:
+        """To append `new` tokens behind `cached`, beside a step's fixed cost."""
+        _, token, pair, _, _ = self.steps.coefficients
+        return new * token + (new * cached + new * (new + 1) / 2) * pair
+
+    def score_s(self, candidates: int, tokens: int) -> float:
+        """To score candidates on a prefix, beside a step's fixed cost."""
+        _, _, _, row, pair = self.steps.coefficients
+        return candidates * (row + tokens * pair)
+
+    def copy_s(self, pages: int) -> float:
+        """To copy pages between the tiers."""
+        fixed, page = self.copies.coefficients
+        return fixed + pages * page
+
+    @staticmethod
+    def features(
+        appends: Sequence[tuple[int, int]], scores: Sequence[tuple[int, int]]
+    ) -> tuple[float, float, float, float, float]:
+        """Of a step: appends as (new, cached) and scores as (candidates, tokens)."""
+        return (
+            1.0,
+            float(sum(new for new, _ in appends)),
+            sum(new * cached + new * (new + 1) / 2 for new, cached in appends),
+            float(sum(rows for rows, _ in scores)),
+            float(sum(rows * tokens for rows, tokens in scores)),
+        )

@@ -1,0 +1,295 @@
+"""The engine: one instance that pre-infers, keeps, extends, moves and consumes prefixes."""
+
+import asyncio
+import math
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+from relaygr.cache import Lineage, Tier
+from relaygr.clock import Clock, RealClock
+from relaygr.config import EngineConfig
+from relaygr.engine.cost import CostModel
+from relaygr.engine.loop import EngineLoop
+from relaygr.engine.outcomes import PreInferOutcome, Ranked
+from relaygr.engine.profile import profile
+from relaygr.engine.step import Capacity, Executor, Model, Served
+from relaygr.engine.torch_executor import TorchExecutor
+from relaygr.engine.work import PreInfer, Rank
+from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailable
+from relaygr.history import PAGE, History
+from relaygr.model.config import MAX_CONTEXT
+
+__all__ = ["Engine", "EngineStatus"]
+
+TRUNCATE_AT: Final = 0.75
+"""The share of a rank's time after which, under on_miss="truncate", it stops waiting for its prefix."""
+UNHURRIED_S: Final = 1.0
+"""How urgent work without a deadline is: as if it were due this long after it came."""
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """A snapshot, in plain values."""
+
+    version: str
+    epoch: int
+    max_history: int
+    device_pages: int
+    device_pages_free: int
+    device_pages_pinned: int
+    device_prefixes: int
+    device_evictions: int
+    host_pages: int
+    host_pages_free: int
+    host_prefixes: int
+    host_evictions: int
+    leases: int
+    ranks_under_way: int
+    builds_under_way: int
+    steps_in_flight: int
+    copies_in_flight: int
+    wait_ms: float
+    """What a rank without hurry would wait for the device now."""
+    device_busy_s: float
+    written_back: int
+    paths: dict[str, int]
+    resident_left_by_earlier: int
+    """Of the RESIDENT: those whose prefix an earlier request had left."""
+    outcomes: dict[str, int]
+    faults: dict[str, int]
+    cost_model_version: int
+    cost_model: dict[str, tuple[float, ...]]
+
+
+class Engine:
+    """Serves one model on one device. An async context manager; all calls from one event loop.
+
+        async with Engine(model, EngineConfig()) as engine:
+            await engine.pre_infer(user, history)
+            ranked = await engine.rank(user, history, candidates)
+
+    Scores do not depend on what is cached: a cache failure is a miss. The model must not change while it is served.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        """`clock` and `executor` are seams for tests and simulation; the defaults are real."""
+        self.config = config or EngineConfig()
+        self.clock: Clock = clock or RealClock()
+        self._model = model
+        self._executor: Executor = executor or TorchExecutor()
+        self._loop: EngineLoop | None = None
+        self._max_history = 0
+
+    async def __aenter__(self) -> Self:
+        """Allocate the tiers and measure what work costs. Raises InvalidInput if the config cannot be."""
+        capacity = self._executor.open(self._model, self.config)
+        try:
+            self._max_history = self._fit_max_history(capacity)
+            served = self._executor.prepare(self._model)
+            device, host = Tier(capacity.device), Tier(capacity.host)
+            cost = CostModel()
+            await profile(self._executor, served, device, host, cost, self._max_history)
+        except BaseException:
+            self._executor.close()
+            raise
+        self._loop = EngineLoop(
+            self.config, self._executor, self.clock, served, device, host, cost, self._reserve(self._max_history)
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Refuse what waits, let what was launched end, and check that no page is lost."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            try:
+                await loop.close()
+            finally:
+                self._executor.close()
+
+    async def pre_infer(
+        self, user: str, history: History, *, context: Any = None, deadline: float | None = None
+    ) -> PreInferOutcome:
+        """Make the prefix of this history resident, and keep it for the rank that follows.
+
+        Returns when it is there, or at once with the reason it was refused. `deadline` is when the rank is expected:
+        it orders the work; if ψ is not there by then the answer is FAILED while the work goes on until the lease ends.
+        """
+        loop = self._open_loop()
+        served = loop.served
+        self._check_user(user)
+        history = self._check_history(served, history)
+        ids = served.model.check_context(context)
+        now = self.clock.now()
+        due = self._check_deadline(deadline, now)
+        call = PreInfer(
+            served=served,
+            user=user,
+            history=history,
+            context=ids,
+            lineage=Lineage.of(served.version, served.epoch, ids, history),
+            deadline=due if deadline is not None else now + self.config.lease_s,
+            order=loop.next_order(),
+            future=asyncio.get_running_loop().create_future(),
+        )
+        loop.pre_infer(call)
+        timer = asyncio.get_running_loop().call_later(call.deadline - now, loop.give_up, call)
+        try:
+            return await call.future
+        finally:
+            timer.cancel()
+
+    async def rank(
+        self,
+        user: str,
+        history: History,
+        candidates: Any,
+        *,
+        context: Any = None,
+        request: Any = None,
+        deadline: float | None = None,
+    ) -> Ranked:
+        """Score the candidates on all of this history, by the cheapest way that is in time.
+
+        `deadline` is absolute on `engine.clock`; past it DeadlineExceeded is raised. `history` is all of it, each time.
+        """
+        loop = self._open_loop()
+        served = loop.served
+        self._check_user(user)
+        history = self._check_history(served, history)
+        checked = served.model.check_candidates(candidates)
+        features = served.model.check_request(request)
+        ids = served.model.check_context(context)
+        now = self.clock.now()
+        due = self._check_deadline(deadline, now)
+        if loop.under_way >= self.config.max_ranks:
+            raise Overloaded(f"{loop.under_way} ranks are under way, max_ranks allows no more")
+        events = asyncio.get_running_loop()
+        rank = Rank(
+            served=served,
+            user=user,
+            history=history,
+            context=ids,
+            lineage=Lineage.of(served.version, served.epoch, ids, history),
+            candidates=checked,
+            request=features,
+            deadline=math.inf if deadline is None else due,
+            due=due,
+            order=loop.next_order(),
+            arrived=now,
+            future=events.create_future(),
+        )
+        timers = []
+        if deadline is not None:
+            timers.append(events.call_later(due - now, loop.expire, rank))
+            if self.config.on_miss == "truncate":
+                timers.append(events.call_later(TRUNCATE_AT * (due - now), loop.cut, rank))
+        try:
+            loop.rank(rank)
+            return await rank.future
+        finally:
+            for timer in timers:
+                timer.cancel()
+            loop.leave(rank)
+
+    async def swap_model(self, model: Model) -> None:
+        """Serve this model from now on. Cached prefixes of the old one become misses; what runs finishes on the old.
+
+        Raises InvalidInput for a model whose pages have another shape, or whose tables changed while its epoch did not.
+        """
+        self._open_loop()
+        served = await asyncio.get_running_loop().run_in_executor(None, self._executor.prepare, model)
+        self._open_loop().serve(served)
+
+    async def evict(self, user: str) -> int:
+        """Forget everything of this user in both tiers and in flight. Returns how many prefixes were dropped."""
+        loop = self._open_loop()
+        self._check_user(user)
+        return loop.evict(user)
+
+    def status(self) -> EngineStatus:
+        """What the engine holds and has done. Raises Unavailable when it is not open."""
+        loop = self._open_loop()
+        device, host = loop.device, loop.host
+        steps, copies = loop.in_flight
+        return EngineStatus(
+            version=loop.served.version,
+            epoch=loop.served.epoch,
+            max_history=self._max_history,
+            device_pages=device.pool.total,
+            device_pages_free=device.pool.free,
+            device_pages_pinned=device.pool.pinned,
+            device_prefixes=len(device),
+            device_evictions=device.evictions,
+            host_pages=host.pool.total,
+            host_pages_free=host.pool.free,
+            host_prefixes=len(host),
+            host_evictions=host.evictions,
+            leases=len(loop.claims),
+            ranks_under_way=loop.under_way,
+            builds_under_way=sum(1 for _ in loop.builds),
+            steps_in_flight=steps,
+            copies_in_flight=copies,
+            wait_ms=loop.wait_s() * 1e3,
+            device_busy_s=loop.busy_s,
+            written_back=loop.write_back.written,
+            paths={path.value: count for path, count in loop.paths.items()},
+            resident_left_by_earlier=loop.resident_left_by_earlier,
+            outcomes={outcome.value: count for outcome, count in loop.outcomes.items()},
+            faults=dict(loop.faults),
+            cost_model_version=loop.cost.version,
+            cost_model={"steps": loop.cost.steps.coefficients, "copies": loop.cost.copies.coefficients},
+        )
+
+    def _open_loop(self) -> EngineLoop:
+        if self._loop is None:
+            raise Unavailable("the engine is not open: use it in `async with`")
+        return self._loop
+
+    @staticmethod
+    def _reserve(max_history: int) -> int:
+        """Pages one history of the longest kind may need: context, history, and a page copied to be rewritten."""
+        return -(-(max_history + MAX_CONTEXT) // PAGE) + 1
+
+    def _fit_max_history(self, capacity: Capacity) -> int:
+        """The longest history this device cache is made for."""
+        if self.config.max_history is None:
+            longest = (capacity.device // 2 - 1) * PAGE - MAX_CONTEXT
+            if longest < 1:
+                raise InvalidInput("device_cache", f"holds {capacity.device} pages: too few for any history")
+            return longest
+        if self._reserve(self.config.max_history) > capacity.device:
+            need, have = self._reserve(self.config.max_history), capacity.device
+            raise InvalidInput("max_history", f"needs {need} pages, device_cache holds {have}; raise it")
+        return self.config.max_history
+
+    @staticmethod
+    def _check_user(user: Any) -> None:
+        if not isinstance(user, str) or not user:
+            raise InvalidInput("user", "must be a non-empty string")
+
+    def _check_history(self, served: Served, history: Any) -> History:
+        checked = served.model.check_history(history)
+        if len(checked) > self._max_history:
+            raise InvalidInput("history", f"has {len(checked)} behaviours; max_history is {self._max_history}")
+        return checked
+
+    @staticmethod
+    def _check_deadline(deadline: Any, now: float) -> float:
+        """When work is due. DeadlineExceeded where that has passed."""
+        if deadline is None:
+            return now + UNHURRIED_S
+        if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not math.isfinite(deadline):
+            raise InvalidInput("deadline", f"must be finite seconds on engine.clock, not {deadline!r}")
+        if deadline <= now:
+            raise DeadlineExceeded(f"the deadline passed {(now - deadline) * 1e3:.1f} ms ago")
+        return float(deadline)

@@ -1,0 +1,74 @@
+"""A short measurement of what work costs on this device, before the first request."""
+
+import numpy as np
+
+from relaygr.cache import Tier
+from relaygr.engine.cost import CostModel
+from relaygr.engine.step import Direction, Executor, PageCopy, Served, Step
+from relaygr.history import PAGE, History
+from relaygr.model.batch import AppendRow, ScoreRow
+from relaygr.model.candidates import Candidates
+from relaygr.model.inputs import NO_CONTEXT
+
+__all__ = ["profile"]
+
+_REPEATS = 2
+_LONGEST = 2048
+_CANDIDATES = (16, 256)
+
+
+async def profile(
+    executor: Executor, served: Served, device: Tier, host: Tier, cost: CostModel, max_history: int
+) -> None:
+    """Run a few shapes of steps and copies on scratch pages, and fit the cost model to their times.
+
+    Shapes that fail are left out. All pages are given back.
+    """
+    longest = min(_LONGEST, max_history)
+    pages = device.pool.take(-(-longest // PAGE))
+    on_host = host.pool.take(min(len(pages), host.pool.total))
+    try:
+        steps = await _steps(executor, served, pages, longest)
+        copies = []
+        for count in {1, len(on_host) // 2, len(on_host)} - {0}:
+            for direction, source, target in ((Direction.OUT, pages, on_host), (Direction.IN, on_host, pages)):
+                copy = PageCopy(direction, source[:count], target[:count])
+                copies += [((1.0, float(count)), await executor.copy(copy)) for _ in range(_REPEATS)]
+    finally:
+        device.pool.unpin(pages)
+        host.pool.unpin(on_host)
+    cost.steps.profile([(features, seconds) for features, seconds in steps if seconds > 0])
+    cost.copies.profile([(features, seconds) for features, seconds in copies if seconds > 0])
+
+
+async def _steps(
+    executor: Executor, served: Served, pages: np.ndarray[tuple[int], np.dtype[np.int32]], longest: int
+) -> list[tuple[tuple[float, ...], float]]:
+    """(features, seconds) of appends that together fill a prefix, and of scores on parts of it."""
+    draw = np.random.default_rng(0)
+    history = History(
+        draw.integers(0, served.model.config.items, longest),
+        draw.integers(0, served.model.config.actions, longest),
+        np.arange(longest) * 60,
+    )
+    samples: list[tuple[tuple[float, ...], float]] = []
+    for repeat in range(_REPEATS + 1):
+        low = 0
+        shapes: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]] = []
+        for size in (1, 16, 128, 512, longest):
+            high = min(low + size, longest)
+            if high > low:
+                shapes.append(([(high - low, low)], []))
+            low = high
+        for count in _CANDIDATES:
+            shapes += [([], [(count, tokens)]) for tokens in sorted({1, longest // 2, longest} - {0})]
+        for appends, scores in shapes:
+            step = Step(
+                served,
+                [AppendRow(history, NO_CONTEXT, cached, cached + new, pages) for new, cached in appends],
+                [ScoreRow(Candidates(np.arange(m)), None, tokens, tokens, pages) for m, tokens in scores],
+            )
+            result = await executor.launch(step)
+            if repeat:  # the first round warms up
+                samples.append((CostModel.features(appends, scores), result.seconds))
+    return samples

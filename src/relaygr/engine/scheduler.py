@@ -1,0 +1,82 @@
+"""What runs next: one earliest-deadline-first order over appends and scores, packed into a step."""
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from relaygr.engine.cost import CostModel
+from relaygr.engine.work import Build, Rank
+from relaygr.history import PAGE
+
+__all__ = ["Plan", "Scheduler"]
+
+
+@dataclass
+class Plan:
+    """A step to launch: chunks low … high of builds, and ranks to score."""
+
+    appends: list[tuple[Build, int, int]] = field(default_factory=list)
+    scores: list[Rank] = field(default_factory=list)
+    cost_s: float = 0.0
+
+
+class Scheduler:
+    """Plans steps of about `step_s` seconds. Pure: it reads the work and changes none of it."""
+
+    def __init__(self, cost: CostModel, step_s: float) -> None:
+        self._cost = cost
+        self._step_s = step_s
+
+    def plan(self, builds: Iterable[Build], ranks: Iterable[Rank]) -> Plan | None:
+        """The next step, or None if there is nothing to run.
+
+        The most urgent work is always in it, whatever it costs, though never more than a chunk; more is packed in order
+        of urgency while the step stays within its time. A build's ranks may score in the step that runs its last chunk.
+        All of a step's work is of one model.
+        """
+        queue: list[tuple[float, int, Build | Rank]] = [(build.due, build.order, build) for build in builds]
+        queue += [(rank.due, rank.order, rank) for rank in ranks]
+        if not queue:
+            return None
+        heapq.heapify(queue)
+        served = queue[0][2].served
+        plan = Plan(cost_s=self._cost.step_s)
+        while queue:
+            _, _, work = heapq.heappop(queue)
+            if work.served is not served:
+                continue
+            first = not plan.appends and not plan.scores
+            left = self._step_s - plan.cost_s
+            if isinstance(work, Rank):
+                if not first and work.cost_s > left:
+                    break
+                plan.scores.append(work)
+                plan.cost_s += work.cost_s
+                continue
+            high = self._chunk_end(work, left, at_least_one=first)
+            if high == work.launched:
+                break
+            plan.appends.append((work, work.launched, high))
+            plan.cost_s += self._cost.append_s(high - work.launched, work.launched)
+            if high == work.prefix.tokens:
+                for rank in work.ranks:
+                    if not rank.over:
+                        heapq.heappush(queue, (rank.due, rank.order, rank))
+        return plan
+
+    def _chunk_end(self, build: Build, left_s: float, *, at_least_one: bool) -> int:
+        """How far the build's next chunk may go: to its end, or to the end of a page, within the time that is left."""
+        low, end = build.launched, build.prefix.tokens
+        if self._cost.append_s(end - low, low) <= left_s:
+            return end
+        first_page = low // PAGE + 1
+        fits, most = first_page - 1, (end - 1) // PAGE
+        while fits < most:
+            middle = (fits + most + 1) // 2
+            if self._cost.append_s(middle * PAGE - low, low) <= left_s:
+                fits = middle
+            else:
+                most = middle - 1
+        if fits >= first_page:
+            return fits * PAGE
+        return min(first_page * PAGE, end) if at_least_one else low

@@ -1,0 +1,111 @@
+"""What an executor runs, and the seam between the loop and the device."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from relaygr.cache import Pages
+from relaygr.config import EngineConfig
+from relaygr.history import History
+from relaygr.model.batch import AppendRow, ScoreRow
+from relaygr.model.candidates import Candidates
+from relaygr.model.config import ModelConfig
+
+__all__ = ["Capacity", "Direction", "Executor", "Model", "PageCopy", "Served", "Step", "StepResult"]
+
+
+class Model(Protocol):
+    """What the engine itself needs of a model; executors know more."""
+
+    config: ModelConfig
+    epoch: int
+
+    def version(self) -> str: ...
+    def check_history(self, history: Any) -> History: ...
+    def check_context(self, context: Any) -> npt.NDArray[np.int64]: ...
+    def check_candidates(self, candidates: Any) -> Candidates: ...
+    def check_request(self, request: Any) -> npt.NDArray[np.float32] | None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A model as the executor runs it, with the two parts of its version."""
+
+    model: Model
+    version: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch: page copies, then appends, then scores, in this order, all of one model."""
+
+    served: Served
+    appends: Sequence[AppendRow]
+    scores: Sequence[ScoreRow]
+    page_copies: Sequence[tuple[int, int]] = field(default=())
+    """(from, to) inside the device tier: pages about to be rewritten while someone still reads them."""
+
+
+class StepResult(NamedTuple):
+    scores: list[npt.NDArray[np.float32]]
+    """[candidates, tasks] for each of the step's score rows."""
+    seconds: float
+    """Device time the step took."""
+
+
+class Direction(StrEnum):
+    """Of a copy between tiers, seen from the device."""
+
+    IN = "IN"
+    OUT = "OUT"
+
+
+@dataclass(frozen=True)
+class PageCopy:
+    """Pages to move between the tiers: source[i] to target[i]."""
+
+    direction: Direction
+    source: Pages
+    target: Pages
+
+
+class Capacity(NamedTuple):
+    """Pages of each tier."""
+
+    device: int
+    host: int
+
+
+class Executor(Protocol):
+    """A device: it owns the contents of pages and runs steps on them.
+
+    Steps run in the order of their launch, one after the other; copies run beside them. A future fails when the work
+    did not happen or may not have: what it should have written is then undefined. Called from the event loop alone.
+    """
+
+    depth: int
+    """Steps worth having in flight at once."""
+
+    def open(self, model: Model, config: EngineConfig) -> Capacity:
+        """Allocate both tiers for this model's pages. Raises InvalidInput if that cannot be."""
+        ...
+
+    def prepare(self, model: Model) -> Served:
+        """The model as it is run here: moved and cast. May take long; may be called from another thread."""
+        ...
+
+    def launch(self, step: Step) -> "asyncio.Future[StepResult]": ...
+
+    def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
+        """Move pages; the result is the seconds it took."""
+        ...
+
+    def close(self) -> None:
+        """Free everything. Nothing is in flight."""
+        ...

@@ -1,0 +1,115 @@
+"""A device that runs real models with torch: the CPU now, one worker for steps and one for copies."""
+
+import asyncio
+import copy
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from relaygr.config import EngineConfig
+from relaygr.engine.step import Capacity, Direction, Model, PageCopy, Served, Step, StepResult
+from relaygr.errors import InvalidInput
+from relaygr.kernels import PageLayout
+from relaygr.model import AppendBatch, RankingModel, ScoreBatch
+from relaygr.model.ranking import EPOCH_TABLES
+
+__all__ = ["TorchExecutor"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class TorchExecutor:
+    """Pools of pages as two tensors of one layout, one on the device and one in host memory."""
+
+    def __init__(self) -> None:
+        self.depth = 1
+        self._steps = ThreadPoolExecutor(1, "relaygr-steps")
+        self._copies = ThreadPoolExecutor(1, "relaygr-copies")
+        self._layout: PageLayout | None = None
+        self._device = torch.device("cpu")
+        self._dtype = torch.float32
+        self._pages = torch.empty(0)
+        self._host_pages = torch.empty(0)
+        self._newest: Served | None = None
+
+    def open(self, model: Model, config: EngineConfig) -> Capacity:
+        try:
+            self._device = torch.device(config.device)
+        except RuntimeError as error:
+            raise InvalidInput("device", str(error).splitlines()[0]) from error
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise InvalidInput("device", f"is {config.device!r}, and torch sees no CUDA device")
+        self._dtype = _DTYPES[config.dtype]
+        layout = self._layout_of(model)
+        capacity = Capacity(config.device_bytes // layout.bytes, config.host_bytes // layout.bytes)
+        if not capacity.device:
+            raise InvalidInput("device_cache", f"is less than one page of this model, {layout.bytes} bytes")
+        self._layout = layout
+        self._pages = layout.allocate(capacity.device, device=self._device)
+        pinned = self._device.type == "cuda" and capacity.host > 0
+        self._host_pages = layout.allocate(capacity.host, pinned=pinned)
+        return capacity
+
+    def prepare(self, model: Model) -> Served:
+        """The model, moved and cast; the caller's own object where nothing has to change."""
+        if not isinstance(model, RankingModel):
+            raise InvalidInput("model", f"must be a RankingModel, not {type(model).__name__}")
+        layout = self._layout_of(model)
+        if layout != self._layout:
+            raise InvalidInput("model", f"has pages of {layout}, this engine's are {self._layout}")
+        if model.device != self._device or model.layout.dtype != self._dtype:
+            model = copy.deepcopy(model).to(device=self._device, dtype=self._dtype)
+        served = Served(model, model.version(), model.epoch)
+        old = self._newest
+        if old is not None and (old.version, old.epoch) == (served.version, served.epoch):
+            for name in EPOCH_TABLES:
+                if not torch.equal(_parameter(old.model, name), _parameter(model, name)):
+                    raise InvalidInput("epoch", f"is {served.epoch} as before, and {name} has changed: raise it")
+        self._newest = served
+        return served
+
+    def _layout_of(self, model: Model) -> PageLayout:
+        config = model.config
+        return PageLayout(config.layers, config.heads, config.head_dim, self._dtype)
+
+    def launch(self, step: Step) -> "asyncio.Future[StepResult]":
+        return asyncio.get_running_loop().run_in_executor(self._steps, self._run, step)
+
+    def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
+        return asyncio.get_running_loop().run_in_executor(self._copies, self._move, copy)
+
+    def close(self) -> None:
+        self._steps.shutdown()
+        self._copies.shutdown()
+        self._pages = self._host_pages = torch.empty(0)
+        self._newest = None
+
+    def _run(self, step: Step) -> StepResult:
+        began = time.perf_counter()
+        model = step.served.model
+        assert isinstance(model, RankingModel)
+        for old, new in step.page_copies:
+            self._pages[new].copy_(self._pages[old])
+        if step.appends:
+            model.append(AppendBatch.pack(model.config, step.appends, self._device), self._pages)
+        scores = []
+        if step.scores:
+            packed = model.score(ScoreBatch.pack(model.config, step.scores, self._device), self._pages)
+            ends = np.cumsum([len(row.candidates) for row in step.scores])
+            scores = np.split(packed.cpu().numpy(), ends[:-1])
+        return StepResult(scores, time.perf_counter() - began)
+
+    def _move(self, copy: PageCopy) -> float:
+        began = time.perf_counter()
+        inward = copy.direction is Direction.IN
+        source, target = (self._host_pages, self._pages) if inward else (self._pages, self._host_pages)
+        for old, new in zip(copy.source.tolist(), copy.target.tolist(), strict=True):
+            target[new].copy_(source[old])
+        return time.perf_counter() - began
+
+
+def _parameter(model: Model, name: str) -> torch.Tensor:
+    assert isinstance(model, RankingModel)
+    return model.get_parameter(name)

@@ -1,0 +1,141 @@
+"""Work under way: ranks, pre-infers, and the prefixes being built for them."""
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from relaygr.cache import Lease, Lineage, Prefix
+from relaygr.engine.outcomes import Path, PreInferOutcome, Ranked
+from relaygr.engine.step import Served
+from relaygr.history import History
+from relaygr.model.candidates import Candidates
+
+__all__ = ["Build", "BuildState", "PreInfer", "Rank"]
+
+
+class BuildState(StrEnum):
+    RELOADING = "RELOADING"
+    """Its pages are being copied from host memory."""
+    APPENDING = "APPENDING"
+    """Its tokens are being run, chunk by chunk."""
+    DONE = "DONE"
+    FAILED = "FAILED"
+    ABANDONED = "ABANDONED"
+    """Nobody wants it any more; what was launched still runs to its end."""
+
+
+@dataclass(eq=False)
+class Rank:
+    """One rank call."""
+
+    served: Served
+    user: str
+    history: History
+    context: npt.NDArray[np.int64]
+    lineage: Lineage
+    candidates: Candidates
+    request: npt.NDArray[np.float32] | None
+    deadline: float
+    """When the call ends; infinite if the caller set none."""
+    due: float
+    """What the schedule orders by: the deadline, or arrival plus a second."""
+    order: int
+    arrived: float
+    future: "asyncio.Future[Ranked]"
+    path: Path = Path.RESIDENT
+    prefix: Prefix | None = None
+    """What it scores on, once known; pinned by `lease`."""
+    lease: Lease | None = None
+    build: "Build | None" = None
+    """What makes its prefix, or a part of it; its scores count only if that ended well."""
+    launched: float | None = None
+    """When the step that scores it was launched."""
+    attempts: int = 0
+    cost_s: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        """The caller has its answer, or has gone."""
+        return self.future.done()
+
+
+@dataclass(eq=False)
+class PreInfer:
+    """One pre-infer call."""
+
+    served: Served
+    user: str
+    history: History
+    context: npt.NDArray[np.int64]
+    lineage: Lineage
+    deadline: float
+    order: int
+    future: "asyncio.Future[PreInferOutcome]"
+
+    @property
+    def over(self) -> bool:
+        return self.future.done()
+
+
+@dataclass(eq=False)
+class Build:
+    """One prefix in the making. Its pages are pinned by it until it ends and nothing launched touches them.
+
+    tokens  0 ────────── base ────────── done ──── launched ────────── prefix.tokens
+               cached            ran       in flight        to run
+    """
+
+    served: Served
+    prefix: Prefix
+    history: History
+    context: npt.NDArray[np.int64]
+    base: int
+    """Tokens its pages hold from the start, or once reloaded."""
+    made: Path
+    """FULL, EXTENDED or RELOADED: what it is to whoever asked for it first."""
+    due: float
+    order: int
+    state: BuildState = BuildState.APPENDING
+    launched: int = 0
+    done: int = 0
+    in_flight: int = 0
+    """Steps and copies that touch its pages now."""
+    page_copy: tuple[int, int] | None = None
+    """(from, to): the page to copy before the first chunk, because someone still reads what it would overwrite."""
+    source: Lease | None = None
+    """Pages it is copied from, in either tier, until the copy is done."""
+    keep: bool = True
+    """Whether others may join it, and it is cached when done."""
+    freed: bool = False
+    """Whether its own pins are gone."""
+    pre_infer: bool = False
+    """Whether it counts as pre-inference: asked for ahead of its rank."""
+    ranks: list[Rank] = field(default_factory=list)
+    """Those who score on exactly this prefix."""
+    waiting: list["Rank | PreInfer"] = field(default_factory=list)
+    """Those who need more than this prefix: they are resolved again when it has ended, well or not."""
+    calls: list[tuple[PreInfer, PreInferOutcome]] = field(default_factory=list)
+    """Pre-infers to answer when it is done, and with what."""
+    claims: int = 0
+    cost_s: float = 0.0
+    """Device time it still needs."""
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.claims) or not all(work.over for work in (*self.ranks, *self.waiting))
+
+    @property
+    def ended(self) -> bool:
+        return self.state in (BuildState.DONE, BuildState.FAILED, BuildState.ABANDONED)
+
+    @property
+    def runnable(self) -> bool:
+        return self.state is BuildState.APPENDING and self.launched < self.prefix.tokens
+
+    @property
+    def all_launched(self) -> bool:
+        """Everything that makes it was launched: a step launched now finds it whole, if all goes well."""
+        return self.state in (BuildState.APPENDING, BuildState.DONE) and self.launched == self.prefix.tokens
