@@ -35,9 +35,8 @@ def page_hash(items: npt.NDArray[np.int64], actions: npt.NDArray[np.int32], time
     return bytes_hash(page_bytes(items, actions, timestamps))
 
 
-def bytes_hash(page: bytes | memoryview) -> bytes:
-    """The hash of a page given as `page_bytes`."""
-    return xxhash.xxh3_128_digest(page)
+bytes_hash = xxhash.xxh3_128_digest
+"""The hash of a page given as `page_bytes`."""
 
 
 def chain(digest: bytes, page: bytes) -> bytes:

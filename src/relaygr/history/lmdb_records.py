@@ -12,7 +12,7 @@ big-endian in keys, so that a user's pages lie side by side and in order; all el
 import struct
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +37,9 @@ _USER: Final = struct.Struct("<8sQqq16s")
 _KEY: Final = struct.Struct(">8sI")
 _HASH: Final = len(EMPTY)
 _CHECK: Final = 8
-_BEHAVIOUR: Final = 8 + 4 + 8
+_PAGE: Final = np.dtype([("items", "<i8", PAGE), ("actions", "<i4", PAGE), ("timestamps", "<i8", PAGE)])
+_BEHAVIOUR: Final = _PAGE.itemsize // PAGE
 
-_Int = TypeVar("_Int", np.int32, np.int64)
 Columns = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]
 
 
@@ -82,9 +82,9 @@ class Records:
         whole = min(high, user.length // PAGE)
         hashes: list[bytes] = []
         for block in range(low // BLOCK, -(-whole // BLOCK)):
-            kept = self._block(key, user, block)
-            skip = max(0, low - block * BLOCK)
-            hashes += kept[skip : whole - block * BLOCK]
+            kept, before = self._block(key, user, block), block * BLOCK
+            pages = range(max(low - before, 0), min(whole - before, BLOCK))
+            hashes += [kept[page * _HASH : (page + 1) * _HASH] for page in pages]
         return [*hashes, user.tail] if high > whole else hashes
 
     def columns(self, key: bytes, user: User, low: int, hashes: Sequence[bytes]) -> Columns:
@@ -92,13 +92,9 @@ class Records:
         with self._txn.cursor(self._pages) as cursor:
             cursor.set_range(_KEY.pack(user.number, low))
             records = list(islice(cursor.iternext(keys=False, values=True), len(hashes)))
-            if [bytes_hash(record) for record in records] != hashes:
+            if list(map(bytes_hash, records)) != hashes:
                 raise StoreCorrupt(f"a page of user {_name(key)} is damaged: replace or delete the user")
-            return (
-                _column(records, 0, np.int64),
-                _column(records, 8, np.int32),
-                _column(records, 12, np.int64),
-            )
+            return _columns(b"".join(records))
 
     def extend(self, key: bytes, user: User | None, new: History) -> int:
         """Writes behaviours behind the user's last and returns the new length."""
@@ -154,18 +150,19 @@ class Records:
         """Writes the hashes of whole pages from `page` on, behind those the user has."""
         while hashes:
             block, kept = divmod(page, BLOCK)
-            before = self._block(key, user, block) if kept else []
+            before = self._block(key, user, block) if kept else b""
             now, hashes = hashes[: BLOCK - kept], hashes[BLOCK - kept :]
-            value = _with_check(b"".join(before + now), user.number)
+            value = _with_check(before + b"".join(now), user.number)
             self._txn.put(_KEY.pack(user.number, block), value, db=self._blocks)
             page += len(now)
 
-    def _block(self, key: bytes, user: User, block: int) -> list[bytes]:
+    def _block(self, key: bytes, user: User, block: int) -> bytes:
+        """The hashes of a block's whole pages, one behind the other."""
         value = self._txn.get(_KEY.pack(user.number, block), db=self._blocks)
         body = None if value is None else _checked(value, user.number)
         if body is None or len(body) != _HASH * min(BLOCK, user.length // PAGE - block * BLOCK):
             raise StoreCorrupt(f"the page hashes of user {_name(key)} are damaged: replace or delete the user")
-        return [body[at : at + _HASH] for at in range(0, len(body), _HASH)]
+        return body
 
     def _next_number(self) -> bytes:
         """A number that no page has: every user has pages, so the last page has the highest."""
@@ -174,14 +171,19 @@ class Records:
         return (last + 1).to_bytes(8, "big")
 
 
-def _column(pages: Sequence[memoryview], low: int, dtype: type[_Int]) -> npt.NDArray[_Int]:
-    """One column of pages, the last of which may be unfinished; `low` is its offset per behaviour."""
-    high = low + np.dtype(dtype).itemsize
-    of_page = slice(low * PAGE, high * PAGE)
-    parts = [page[of_page] for page in pages[:-1]]
-    behaviours = len(pages[-1]) // _BEHAVIOUR
-    parts.append(pages[-1][low * behaviours : high * behaviours])
-    return np.frombuffer(b"".join(parts), dtype)
+def _columns(pages: bytes) -> Columns:
+    """The columns of pages one behind the other, of which the last may be unfinished."""
+    whole, rest = divmod(len(pages), _PAGE.itemsize)
+    behaviours = rest // _BEHAVIOUR
+    of_pages = np.frombuffer(pages, _PAGE, whole)
+    at, columns = whole * _PAGE.itemsize, []
+    for field in ("items", "actions", "timestamps"):
+        column = of_pages[field].reshape(-1)
+        if behaviours:
+            column = np.concatenate((column, np.frombuffer(pages, column.dtype, behaviours, at)))
+            at += behaviours * column.itemsize
+        columns.append(column)
+    return columns[0], columns[1], columns[2]
 
 
 def _with_check(body: bytes, owner: bytes) -> bytes:

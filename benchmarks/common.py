@@ -1,0 +1,91 @@
+"""What benchmarks share: timing calls, describing the machine, and writing what was measured."""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RESULTS", "machine", "percentile", "time_calls", "write_result"]
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def time_calls(call: Callable[[int], object], runs: int, *, warm: int = 20) -> list[float]:
+    """Milliseconds of each of `runs` calls, in order; each gets its number. The first `warm` are not counted."""
+    times = []
+    for run in range(-warm, runs):
+        begin = time.perf_counter_ns()
+        call(run)
+        times.append((time.perf_counter_ns() - begin) / 1e6)
+    return times[warm:]
+
+
+def percentile(times: Sequence[float], percent: float) -> float:
+    """The smallest of the times that at least `percent` of them do not exceed."""
+    ordered = sorted(times)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def write_result(name: str, inputs: Mapping[str, Any], figures: Mapping[str, Any]) -> Path:
+    """Writes results/<name>.json: the machine, the commit, what went in and what came out."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    result = {
+        "name": name,
+        "machine": machine(),
+        "commit": _commit(),
+        "inputs": dict(inputs),
+        "figures": dict(figures),
+    }
+    path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    return path
+
+
+def machine() -> dict[str, Any]:
+    """The machine in words: what someone needs to judge a figure. GPUs only where torch is already in use."""
+    torch = sys.modules.get("torch")
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpu": torch.cuda.get_device_name() if torch and torch.cuda.is_available() else None,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "numpy": _version("numpy"),
+    }
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit measured, with "+" where the code differs from it; None outside a repository."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", "../src", ".", ":!results")
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
