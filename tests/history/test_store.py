@@ -216,6 +216,8 @@ def test_one_bad_user_of_many_stores_nothing_of_any(store: HistoryStore) -> None
     assert store.read("b") == numbered(300)
     with pytest.raises(InvalidInput, match=r"^user: "):
         store.append_many({"a": new, "": new})
+    with pytest.raises(InvalidInput, match=r"^behaviours: .*'c'"):
+        store.append_many({"a": new, "c": columns(new)})  # type: ignore[dict-item]
     assert list(store.users()) == ["b"]
 
 

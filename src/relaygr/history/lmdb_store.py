@@ -57,6 +57,9 @@ class LmdbStore:
 
     def append_many(self, behaviours: Mapping[str, History]) -> dict[str, int]:
         keys = {user: user_key(user) for user in behaviours}
+        for user, new in behaviours.items():
+            if not isinstance(new, History):
+                raise InvalidInput("behaviours", f"of user {user!r} must be a History, not {type(new).__name__}")
 
         def work(records: Records) -> dict[str, int]:
             return {user: records.extend(key, records.user(key), behaviours[user]) for user, key in keys.items()}
