@@ -1,0 +1,107 @@
+"""The fused parts of an HSTU layer compute what their plain forms define."""
+
+from typing import Final
+
+import pytest
+import torch
+
+from optional import require
+from paged_batches import LAYER, make_case
+from relaygr.kernels import ReferenceAttention
+from relaygr.kernels.layer import Norm, finish, finish_plain, project, project_into, project_plain
+
+require("triton", "pip install relaygr[triton]")
+
+from relaygr.kernels import layer_triton  # noqa: E402
+
+DEVICE: Final = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE: Final = {torch.float32: 3e-6 if DEVICE == "cpu" else 1e-3, torch.float16: 2e-3, torch.bfloat16: 8e-3}
+DTYPES: Final = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
+HEADS, HEAD_DIM, DIM = 2, 32, 96
+
+
+def _random(*shape: int, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*shape, dtype=torch.float64) * scale).to(DEVICE, dtype)
+
+
+def _norm(width: int, dtype: torch.dtype) -> Norm:
+    return Norm(_random(width, dtype=dtype) + 1, _random(width, dtype=dtype), 1e-6)
+
+
+def _wide(norm: Norm) -> Norm:
+    return Norm(norm.weight.double(), norm.bias.double(), norm.eps)
+
+
+def _error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    assert result.isfinite().all()
+    return float((result.double() - reference).norm() / reference.norm())
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("silu_all", [False, True])
+@pytest.mark.parametrize("rows", [1, 70])
+def test_projection_is_what_is_defined(rows: int, silu_all: bool, dtype: torch.dtype) -> None:
+    width = HEADS * HEAD_DIM
+    x, norm = _random(rows, DIM, dtype=dtype), _norm(DIM, dtype)
+    weight, bias = _random(DIM, 4 * width, dtype=dtype, scale=DIM**-0.5), _random(4 * width, dtype=dtype)
+    expected = project_plain(x.double(), _wide(norm), weight.double(), bias.double(), HEADS, silu_all=silu_all)
+    got = layer_triton.project(x, norm.weight, norm.bias, norm.eps, weight, bias, silu_all=silu_all)
+    for part, wanted in zip(got.chunk(4, dim=-1), expected, strict=True):
+        assert _error(part, wanted.reshape(rows, width)) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("silu_all", [False, True])
+def test_projection_puts_keys_and_values_into_their_pages(silu_all: bool) -> None:
+    dtype, width = torch.float16, HEADS * HEAD_DIM
+    case = make_case([3, 0, 130], [127, 5, 0], heads=HEADS, head_dim=HEAD_DIM, dtype=dtype, device=DEVICE, reach=True)
+    rows = case.batch.total
+    x, norm = _random(rows, DIM, dtype=dtype), _norm(DIM, dtype)
+    weight, bias = _random(DIM, 4 * width, dtype=dtype, scale=DIM**-0.5), _random(4 * width, dtype=dtype)
+    flat = layer_triton.project(x, norm.weight, norm.bias, norm.eps, weight, bias, silu_all=silu_all)
+    u, v, q, k = flat.chunk(4, dim=-1)
+    expected = case.pages.clone()
+    shape = (rows, HEADS, HEAD_DIM)
+    ReferenceAttention().write(k.reshape(shape), v.reshape(shape), expected, LAYER, case.batch)
+    got = layer_triton.project(
+        x, norm.weight, norm.bias, norm.eps, weight, bias,
+        silu_all=silu_all, pages=case.pages, layer=LAYER, batch=case.batch,
+    )  # fmt: skip
+    assert torch.equal(got, torch.cat((u, q), dim=-1))
+    assert torch.equal(case.pages.nan_to_num(-7.0), expected.nan_to_num(-7.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("concat", [False, True])
+@pytest.mark.parametrize("rows", [1, 70])
+def test_the_end_of_a_layer_is_what_is_defined(rows: int, concat: bool, dtype: torch.dtype) -> None:
+    width = HEADS * HEAD_DIM
+    x, norm = _random(rows, DIM, dtype=dtype), _norm(width, dtype)
+    wider, a = _random(rows, 2 * width, dtype=dtype), _random(rows, HEADS, HEAD_DIM, dtype=dtype)
+    u = wider[:, :width]
+    weight = _random((3 if concat else 1) * width, DIM, dtype=dtype, scale=width**-0.5)
+    expected = finish_plain(x.double(), u.double(), a.double(), _wide(norm), weight.double(), concat=concat)
+    got = layer_triton.finish(x, u, a.flatten(1), norm.weight, norm.bias, norm.eps, weight, concat=concat)
+    assert _error(got, expected) <= TOLERANCE[dtype]
+
+
+def test_one_call_serves_every_device() -> None:
+    width = HEADS * HEAD_DIM
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    case = make_case([3, 4], [127, 0], heads=HEADS, head_dim=HEAD_DIM, dtype=dtype, device=DEVICE, reach=True)
+    x, norm = _random(case.batch.total, DIM, dtype=dtype), _norm(DIM, dtype)
+    weight, bias = _random(DIM, 4 * width, dtype=dtype, scale=DIM**-0.5), _random(4 * width, dtype=dtype)
+    with torch.inference_mode():
+        projected = project(x, norm, weight, bias, HEADS, silu_all=False)
+        expected = case.pages.clone()
+        ReferenceAttention().write(projected.k, projected.v, expected, LAYER, case.batch)
+        u, q = project_into(ReferenceAttention(), x, norm, weight, bias, case.pages, LAYER, case.batch, silu_all=False)
+        assert torch.equal(u, projected.u)
+        assert torch.equal(q, projected.q)
+        assert torch.equal(case.pages.nan_to_num(-7.0), expected.nan_to_num(-7.0))
+        end = finish(x, u, q, _norm(width, dtype), _random(width, DIM, dtype=dtype), concat=False)
+    assert end.shape == x.shape
