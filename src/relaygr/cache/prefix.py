@@ -77,6 +77,17 @@ class Prefix:
         """The same prefix in other pages."""
         return replace(self, pages=pages)
 
+    def first(self, length: int) -> "Prefix":
+        """The prefix of the first `length` behaviours, which is all of this one or whole pages of it; in its pages."""
+        if length == self.length:
+            return self
+        page = length // PAGE
+        digest = self.page_digests[page * _DIGEST : (page + 1) * _DIGEST]
+        pages = self.pages[: -(-(self.lineage.context_tokens + length) // PAGE)]
+        return replace(
+            self, length=length, digest=digest, page_digests=self.page_digests[: (page + 1) * _DIGEST], pages=pages
+        )
+
     def agrees(self, history: History) -> int:
         """How many behaviours of `history`, from its start, this prefix holds the KV of.
 

@@ -93,7 +93,7 @@ class Engine:
         capacity = self._executor.open(self._model, self.config)
         try:
             self._max_history = self._fit_max_history(capacity)
-            served = self._executor.prepare(self._model)
+            served = await self._executor.prepare(self._model)
             device, host = Tier(capacity.device), Tier(capacity.host)
             cost = CostModel()
             await profile(self._executor, served, device, host, cost, self._max_history)
@@ -207,7 +207,7 @@ class Engine:
         Raises InvalidInput for a model whose pages have another shape, or whose tables changed while its epoch did not.
         """
         self._open_loop()
-        served = await asyncio.get_running_loop().run_in_executor(None, self._executor.prepare, model)
+        served = await self._executor.prepare(model)
         self._open_loop().serve(served)
 
     async def evict(self, user: str) -> int:

@@ -49,8 +49,8 @@ class FaultyExecutor:
     def open(self, model: Model, config: EngineConfig) -> Capacity:
         return self._inner.open(model, config)
 
-    def prepare(self, model: Model) -> Served:
-        return self._inner.prepare(model)
+    async def prepare(self, model: Model) -> Served:
+        return await self._inner.prepare(model)
 
     def close(self) -> None:
         self._inner.close()

@@ -159,7 +159,7 @@ class EngineLoop:
         if joined is not None:
             pages, need = joined.prefix.pages, 0
         elif option.source is Source.RESIDENT:
-            pages = self._resident(call.user).pages
+            pages = self._resident(call).pages
             need = self.device.pool.unpinned(pages)
         else:
             shared, copied, new = self.builds.pages_for(call.user, call.lineage, len(call.history), option)
@@ -284,10 +284,11 @@ class EngineLoop:
         """Whether the model served now could use this prefix."""
         return prefix.lineage.serves(self._wanted(prefix.lineage), self._accept)
 
-    def _resident(self, user: str) -> Prefix:
-        prefix = self.device.find(user)
+    def _resident(self, work: Rank | PreInfer) -> Prefix:
+        """What the device tier holds of exactly this work's history."""
+        prefix = self.device.find(work.user)
         assert prefix is not None
-        return prefix
+        return prefix.first(len(work.history))
 
     def _agreeing(self, tier: Tier, work: Rank | PreInfer) -> int:
         """Behaviours of this history that the tier holds the KV of; -1 where it has nothing of this lineage."""
@@ -336,7 +337,7 @@ class EngineLoop:
             self._truncate(rank)
         elif option.source is Source.RESIDENT:
             self.device.touch(rank.user)
-            self._attach(rank, self._resident(rank.user), None)
+            self._attach(rank, self._resident(rank), None)
             self._ready[rank] = None
         elif joined is None:
             self._begin(rank, option)

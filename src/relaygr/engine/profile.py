@@ -30,7 +30,7 @@ async def profile(
     try:
         steps = await _steps(executor, served, pages, longest)
         copies = []
-        for count in {1, len(on_host) // 2, len(on_host)} - {0}:
+        for count in sorted({min(1, len(on_host)), len(on_host) // 2, len(on_host)} - {0}):
             for direction, source, target in ((Direction.OUT, pages, on_host), (Direction.IN, on_host, pages)):
                 copy = PageCopy(direction, source[:count], target[:count])
                 copies += [((1.0, float(count)), await executor.copy(copy)) for _ in range(_REPEATS)]

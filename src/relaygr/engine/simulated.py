@@ -89,7 +89,7 @@ class SimulatedExecutor:
         self._host = np.full((capacity.host, PAGE), _POISON, np.uint64)
         return capacity
 
-    def prepare(self, model: Model) -> Served:
+    async def prepare(self, model: Model) -> Served:
         return Served(model, model.version(), model.epoch)
 
     def close(self) -> None:
@@ -120,8 +120,11 @@ class SimulatedExecutor:
         self._busy_until[stream] = max(loop.time(), self._busy_until.get(stream, 0.0)) + seconds
 
         def finish() -> None:
-            result = work()
-            if not future.done():
+            try:
+                result = work()
+            except Exception as error:
+                future.set_exception(error)
+            else:
                 future.set_result(result)
 
         loop.call_at(self._busy_until[stream], finish)
@@ -171,8 +174,8 @@ def _token_numbers(version: str, epoch: int, history: History, context: npt.NDAr
     tokens = np.concatenate((context.astype(np.uint64) * np.uint64(0xD6E8FEB86659FD93) + np.uint64(1), behaviours))
     mixed = (tokens + np.arange(len(tokens), dtype=np.uint64) * np.uint64(0xBF58476D1CE4E5B9)) ^ whose
     mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(29)
-    return mixed
+    numbers: Numbers = mixed ^ (mixed >> np.uint64(29))
+    return numbers
 
 
 def _scores(held: Numbers, items: npt.NDArray[np.int64], tasks: int) -> npt.NDArray[np.float32]:

@@ -96,8 +96,8 @@ class Executor(Protocol):
         """Allocate both tiers for this model's pages. Raises InvalidInput if that cannot be."""
         ...
 
-    def prepare(self, model: Model) -> Served:
-        """The model as it is run here: moved and cast. May take long; may be called from another thread."""
+    async def prepare(self, model: Model) -> Served:
+        """The model as it is run here: moved and cast. Raises InvalidInput if it cannot be served here."""
         ...
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]": ...

@@ -52,7 +52,10 @@ class TorchExecutor:
         self._host_pages = layout.allocate(capacity.host, pinned=pinned)
         return capacity
 
-    def prepare(self, model: Model) -> Served:
+    async def prepare(self, model: Model) -> Served:
+        return await asyncio.get_running_loop().run_in_executor(None, self._prepare, model)
+
+    def _prepare(self, model: Model) -> Served:
         """The model, moved and cast; the caller's own object where nothing has to change."""
         if not isinstance(model, RankingModel):
             raise InvalidInput("model", f"must be a RankingModel, not {type(model).__name__}")
