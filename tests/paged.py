@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -70,9 +71,7 @@ def random_user(
 class Pool:
     """Pages of several users, dealt at random from a pool in which everything not written is NaN."""
 
-    def __init__(
-        self, model: RankingModel, users: Sequence[User], rng: np.random.Generator, *, spare: int = 3
-    ) -> None:
+    def __init__(self, model: RankingModel, users: Sequence[User], rng: np.random.Generator, *, spare: int = 3) -> None:
         self.model, self.users = model, list(users)
         counts = [PageLayout.count(user.tokens) for user in self.users]
         order = iter(rng.permutation(sum(counts) + spare).tolist())
@@ -97,7 +96,7 @@ class Pool:
         left = {}
         for u, user in enumerate(self.users):
             cuts = sorted({0, user.tokens, *rng.integers(0, user.tokens + 1, pieces - 1).tolist()})
-            left[u] = list(zip(cuts, cuts[1:], strict=False))
+            left[u] = list(pairwise(cuts))
         while left := {u: spans for u, spans in left.items() if spans}:
             who = rng.permutation(list(left))[: rng.integers(1, len(left) + 1)].tolist()
             self.append(who, [left[u].pop(0) for u in who])

@@ -23,8 +23,8 @@ def test_random_users_placements_batches_and_splits_agree_with_the_oracle(varian
         random_user(
             rng,
             model,
-            behaviours=int(rng.choice([0, 1, rng.integers(2, 128), rng.integers(128, 420)])),
-            context=int(rng.choice([0, rng.integers(1, 9)])),
+            behaviours=(0, 1, int(rng.integers(2, 128)), int(rng.integers(128, 420)))[rng.integers(4)],
+            context=int(rng.integers(2) * rng.integers(1, 9)),
             candidates=int(rng.integers(1, 30)),
         )
         for _ in range(rng.integers(1, 5))

@@ -79,8 +79,9 @@ def test_every_single_behaviour_moves_a_score(variant: str, change: Any) -> None
 @every_variant
 @pytest.mark.parametrize("change", [other_item, other_action])
 @pytest.mark.parametrize(
-    ("layers", "dim", "heads", "length"), [(2, 64, 4, 64), (2, 64, 2, 512), (3, 48, 2, 300), (4, 32, 2, 512), (4, 64, 4, 512)]
-)  # fmt: skip
+    ("layers", "dim", "heads", "length"),
+    [(2, 64, 4, 64), (2, 64, 2, 512), (3, 48, 2, 300), (4, 32, 2, 512), (4, 64, 4, 512), (1, 32, 2, 512)],
+)
 def test_behaviours_move_scores_at_all_sizes_and_lengths(
     variant: str, change: Any, layers: int, dim: int, heads: int, length: int
 ) -> None:

@@ -1,7 +1,12 @@
 """The definition of attention over pages, in plain torch, on any device.
 
-Keys are taken a block of pages at a time and queries a block of rows at a time, so memory stays bounded and the
-blocks stay in the processor's cache.
+Keys are taken a block of pages at a time, gathered once, and queries a block of rows at a time against them: memory
+stays bounded, and a block's weights stay in the processor's cache while they are used.
+
+          keys 0 …      keys 1024 …
+    rows  █████████████ ░             ░ not visible, not computed
+          █████████████ ██░           a row's sum is taken in the order of the blocks, whatever
+          █████████████ ████░         the batch and however its history was cut into appends
 """
 
 from collections.abc import Iterator
@@ -16,37 +21,37 @@ from relaygr.kernels.ragged import Ragged
 
 __all__ = ["ReferenceAttention"]
 
-_QUERY_ROWS: Final = 256
-_KEY_PAGES: Final = 4
+_KEY_PAGES: Final = 8
+_WEIGHTS: Final = 2**19
+"""Weights of one block, all heads together: rows are taken as many at a time as this allows."""
+_LEAST_ROWS: Final = 64
 
 
 class ReferenceAttention:
     """Attention as it is defined. Stateless."""
 
     def write(self, k: torch.Tensor, v: torch.Tensor, pages: torch.Tensor, layer: int, batch: Ragged) -> None:
-        first = 0
-        for user, rows in enumerate(batch.rows):
-            cached = batch.lengths[user]
-            positions = torch.arange(cached, cached + rows, device=k.device)
-            where = batch.table[user].long()[positions // PAGE], positions % PAGE
-            for kind, new in ((0, k), (1, v)):
-                pages[:, layer, kind].index_put_(where, new[first : first + rows])
-            first += rows
+        users, positions = batch.row_users(), batch.token_positions()
+        slots = _lines(pages, layer, batch.table[users, positions // PAGE]) * PAGE + positions % PAGE
+        pool = pages.view(-1, *k.shape[1:])
+        pool.index_copy_(0, slots, k)
+        pool.index_copy_(0, slots + PAGE, v)
 
     def append(
         self, weighting: Weighting, q: torch.Tensor, pages: torch.Tensor, layer: int, batch: Ragged
     ) -> torch.Tensor:
-        out = torch.empty_like(q)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        blocks = _Blocks(q, pages, layer)
         first = 0
         for user, rows in enumerate(batch.rows):
             cached = batch.lengths[user]
-            for low in range(0, rows, _QUERY_ROWS):
-                high = min(low + _QUERY_ROWS, rows)
-                block = slice(first + low, first + high)
-                total = _accumulator(weighting, q[block])
-                for start, k, v in _key_blocks(pages, layer, batch.table[user], cached + high):
-                    total.add(k, v, _causal_mask(cached + low, high - low, start, k.shape[1], q.device))
-                out[block] = total.result()
+            total = _accumulator(weighting, q[first : first + rows])
+            for start, k, v in blocks.keys(batch.table[user], cached + rows):
+                for low, high in blocks.rows(max(start - cached, 0), rows):
+                    diagonal = cached + low - start
+                    seen = min(diagonal + high - low, k.shape[1])
+                    total.add(slice(low, high), k[:, :seen], v[:, :seen], diagonal, blocks.weights(high - low, seen))
+            out[first : first + rows] = total.result()
             first += rows
         return out
 
@@ -60,47 +65,73 @@ class ReferenceAttention:
         layer: int,
         batch: Ragged,
     ) -> torch.Tensor:
-        out = torch.empty_like(q)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        blocks = _Blocks(q, pages, layer)
         first = 0
         for user, rows in enumerate(batch.rows):
-            for low in range(0, rows, _QUERY_ROWS):
-                block = slice(first + low, first + min(low + _QUERY_ROWS, rows))
-                total = _accumulator(weighting, q[block])
-                for _, keys, values in _key_blocks(pages, layer, batch.table[user], batch.lengths[user]):
-                    total.add(keys, values, None)
-                total.add_self(k[block], v[block])
-                out[block] = total.result()
+            mine = slice(first, first + rows)
+            total = _accumulator(weighting, q[mine])
+            for _, keys, values in blocks.keys(batch.table[user], batch.lengths[user]):
+                seen = keys.shape[1]
+                for low, high in blocks.rows(0, rows):
+                    total.add(slice(low, high), keys, values, seen, blocks.weights(high - low, seen))
+            total.add_self(k[mine], v[mine])
+            out[mine] = total.result()
             first += rows
         return out
 
 
-def _key_blocks(
-    pages: torch.Tensor, layer: int, table: torch.Tensor, length: int
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """The first `length` keys and values, [head, key, dim] each, a few pages at a time, with their first position."""
-    for start in range(0, length, _KEY_PAGES * PAGE):
-        stop = min(start + _KEY_PAGES * PAGE, length)
-        chosen = table[start // PAGE : -(-stop // PAGE)]
-        k, v = (
-            pages[:, layer, kind].index_select(0, chosen).flatten(0, 1)[: stop - start].transpose(0, 1)
-            for kind in (0, 1)
-        )
-        yield start, k, v
+def _lines(pages: torch.Tensor, layer: int, page: torch.Tensor) -> torch.Tensor:
+    """Where the keys of these pages lie in this layer, counted in the keys of one page; the values lie one further."""
+    return (page.long() * pages.shape[1] + layer) * 2
 
 
-def _causal_mask(
-    first_query: int, queries: int, first_key: int, keys: int, device: torch.device
-) -> torch.Tensor | None:
-    """True where a query may see a key, or None where all may see all."""
-    if first_key + keys - 1 <= first_query:
-        return None
-    q = torch.arange(first_query, first_query + queries, device=device)
-    k = torch.arange(first_key, first_key + keys, device=device)
-    return k <= q[:, None]
+class _Blocks:
+    """How one layer's work is cut, and the memory that every block of it uses again."""
+
+    def __init__(self, q: torch.Tensor, pages: torch.Tensor, layer: int) -> None:
+        self._pages, self._layer = pages, layer
+        self._heads = q.shape[1]
+        self._wide = torch.promote_types(q.dtype, torch.float32)
+        self._rows = max(_WEIGHTS // (self._heads * _KEY_PAGES * PAGE), _LEAST_ROWS)
+        self._weights = q.new_empty(self._heads * min(self._rows, len(q)) * _KEY_PAGES * PAGE, dtype=self._wide)
+        self._gathered = pages.new_empty(2, _KEY_PAGES, *pages.shape[3:])
+
+    def keys(self, table: torch.Tensor, length: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """The first `length` keys and values, [head, key, dim] each, block by block, with their first position.
+
+        A block is gone when the next one is asked for.
+        """
+        lines = _lines(self._pages, self._layer, table)
+        pool = self._pages.view(-1, *self._pages.shape[3:])
+        for start in range(0, length, _KEY_PAGES * PAGE):
+            stop = min(start + _KEY_PAGES * PAGE, length)
+            chosen = lines[start // PAGE : -(-stop // PAGE)]
+            k, v = (
+                torch.index_select(pool, 0, chosen + kind, out=self._gathered[kind, : len(chosen)])
+                .flatten(0, 1)[: stop - start]
+                .to(self._wide)
+                .transpose(0, 1)
+                for kind in (0, 1)
+            )
+            yield start, k, v
+
+    def rows(self, low: int, high: int) -> Iterator[tuple[int, int]]:
+        for start in range(low, high, self._rows):
+            yield start, min(start + self._rows, high)
+
+    def weights(self, rows: int, keys: int) -> torch.Tensor:
+        """Room for the weights of a block, [head, row, key]; its contents undefined."""
+        return self._weights[: self._heads * rows * keys].view(self._heads, rows, keys)
 
 
 def _accumulator(weighting: Weighting, q: torch.Tensor) -> "_SiluSum | _SoftmaxSum":
     return _SiluSum(weighting, q) if isinstance(weighting, Silu) else _SoftmaxSum(weighting, q)
+
+
+def _by_head(x: torch.Tensor) -> torch.Tensor:
+    """[row, head, dim] as [head, row, dim], in fp32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)).transpose(0, 1)
 
 
 class _SiluSum:
@@ -108,60 +139,61 @@ class _SiluSum:
 
     def __init__(self, weighting: Silu, q: torch.Tensor) -> None:
         self._length = weighting.length
-        self._dtype = q.dtype
-        self._wide = torch.promote_types(q.dtype, torch.float32)
-        self._q = (q.to(self._wide) * weighting.scale).transpose(0, 1)
+        self._q = _by_head(q) * weighting.scale
         self._sum = torch.zeros_like(self._q, memory_format=torch.contiguous_format)
 
-    def add(self, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor | None) -> None:
-        weights = F.silu(torch.bmm(self._q, k.to(self._wide).transpose(1, 2)), inplace=True)
-        if visible is not None:
-            weights.masked_fill_(~visible, 0.0)
-        self._sum.baddbmm_(weights, v.to(self._wide))
+    def add(self, rows: slice, k: torch.Tensor, v: torch.Tensor, diagonal: int, weights: torch.Tensor) -> None:
+        """Row i of `rows` sees keys 0 … diagonal + i."""
+        torch.bmm(self._q[:, rows], k.transpose(1, 2), out=weights)
+        F.silu(weights, inplace=True)
+        if diagonal < k.shape[1] - 1:
+            weights[:, :, diagonal:].tril_()
+        self._sum[:, rows].baddbmm_(weights, v)
 
     def add_self(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        k, v = k.to(self._wide).transpose(0, 1), v.to(self._wide).transpose(0, 1)
-        self._sum.addcmul_(F.silu((self._q * k).sum(-1, keepdim=True)), v)
+        self._sum.addcmul_(F.silu((self._q * _by_head(k)).sum(-1, keepdim=True)), _by_head(v))
 
     def result(self) -> torch.Tensor:
-        return self._sum.div_(self._length).transpose(0, 1).to(self._dtype)
+        """[row, head, dim]."""
+        return self._sum.div_(self._length).transpose(0, 1)
 
 
 class _SoftmaxSum:
     """Softmax over blocks of keys, rescaled as the running maximum grows."""
 
     def __init__(self, weighting: Softmax, q: torch.Tensor) -> None:
-        self._dtype = q.dtype
-        self._wide = torch.promote_types(q.dtype, torch.float32)
-        self._q = (q.to(self._wide) * weighting.scale).transpose(0, 1)
+        self._q = _by_head(q) * weighting.scale
         self._sum = torch.zeros_like(self._q, memory_format=torch.contiguous_format)
         self._max = self._q.new_full((*self._q.shape[:2], 1), -torch.inf)
         self._total = torch.zeros_like(self._max)
 
-    def add(self, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor | None) -> None:
-        logits = torch.bmm(self._q, k.to(self._wide).transpose(1, 2))
-        if visible is not None:
-            logits.masked_fill_(~visible, -torch.inf)
-        weights = self._rescale(logits)
-        self._sum.baddbmm_(weights, v.to(self._wide))
+    def add(self, rows: slice, k: torch.Tensor, v: torch.Tensor, diagonal: int, weights: torch.Tensor) -> None:
+        """Row i of `rows` sees keys 0 … diagonal + i."""
+        torch.bmm(self._q[:, rows], k.transpose(1, 2), out=weights)
+        if diagonal < k.shape[1] - 1:
+            corner = weights[:, :, diagonal:]
+            corner.masked_fill_(corner.new_ones(corner.shape[1:], dtype=torch.bool).triu_(1), -torch.inf)
+        self._weigh(rows, weights)
+        self._sum[:, rows].baddbmm_(weights, v)
 
     def add_self(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        k, v = k.to(self._wide).transpose(0, 1), v.to(self._wide).transpose(0, 1)
-        weights = self._rescale((self._q * k).sum(-1, keepdim=True))
-        self._sum.addcmul_(weights, v)
+        weights = (self._q * _by_head(k)).sum(-1, keepdim=True)
+        self._weigh(slice(None), weights)
+        self._sum.addcmul_(weights, _by_head(v))
 
-    def _rescale(self, logits: torch.Tensor) -> torch.Tensor:
-        """Weights of these logits under the new maximum; what was summed before is brought to it.
+    def _weigh(self, rows: slice, logits: torch.Tensor) -> None:
+        """Logits become weights under the new maximum, in place; what was summed before is brought to it.
 
         Every row sees the first key of its first block, so the maximum is finite from there on.
         """
-        top = torch.maximum(self._max, logits.amax(-1, keepdim=True))
-        weights = logits.sub_(top).exp_()
-        shrink = (self._max - top).exp_()
-        self._sum *= shrink
-        self._total = self._total * shrink + weights.sum(-1, keepdim=True)
-        self._max = top
-        return weights
+        before, total = self._max[:, rows], self._total[:, rows]
+        top = torch.maximum(before, logits.amax(-1, keepdim=True))
+        logits.sub_(top).exp_()
+        shrink = (before - top).exp_()
+        self._sum[:, rows] *= shrink
+        torch.addcmul(logits.sum(-1, keepdim=True), total, shrink, out=total)
+        before.copy_(top)
 
     def result(self) -> torch.Tensor:
-        return (self._sum / self._total).transpose(0, 1).to(self._dtype)
+        """[row, head, dim]."""
+        return (self._sum / self._total).transpose(0, 1)

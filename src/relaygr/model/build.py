@@ -67,7 +67,8 @@ def build_model(
 
 
 def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator) -> None:
-    """Values and outputs are drawn wide, queries and keys narrower: attention is spread over all behaviours."""
+    """Values and outputs are drawn wide, queries and keys narrower: attention is spread over all behaviours, and what
+    it brings outweighs what a token was before. So one behaviour among n is felt like 1/√n, not like 1/n."""
     noise = torch.randn(parameter.shape, generator=generator)
     fan_in = noise / math.sqrt(parameter.shape[0])
     match name:
@@ -84,8 +85,10 @@ def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator) -> Non
             parameter.copy_(torch.cat((u, 2.0 * v, 0.7 * q, 0.7 * k), dim=1))
         case "qkv_weight":
             q, k, v = fan_in.chunk(3, dim=1)
-            parameter.copy_(torch.cat((1.3 * q, 1.3 * k, 3.0 * v), dim=1))
+            parameter.copy_(torch.cat((1.6 * q, 1.6 * k, 3.0 * v), dim=1))
         case "output_weight":
-            parameter.copy_(2.0 * fan_in)
+            parameter.copy_(6.0 * fan_in)
+        case "gate_up_weight" | "down_weight":
+            parameter.copy_(3.0 * fan_in)
         case _:
             parameter.copy_(fan_in)
