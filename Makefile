@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-BENCHES ?= $(sort $(wildcard benchmarks/bench_*.py))
+BENCHES ?= benchmarks/history.py benchmarks/model.py benchmarks/engine.py
 
 VENV := .venv
 BIN := $(VENV)/bin

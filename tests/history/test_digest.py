@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from behaviours import histories, lengths, numbered, split
 from relaygr.errors import InvalidInput
 from relaygr.history import PAGE, History, chain, page_hash
-from relaygr.history.digest import EMPTY, page_bytes
+from relaygr.history.digest import EMPTY, page_bytes, page_hashes
 
 
 def defined(history: History, length: int) -> bytes:
@@ -129,6 +129,11 @@ def test_pages_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         hashed.append(len(items))
         return page_hash(items, actions, timestamps)
 
+    def counted_pages(items: Any, actions: Any, timestamps: Any) -> list[bytes]:
+        hashed.extend([PAGE] * (len(items) // PAGE))
+        return page_hashes(items, actions, timestamps)
+
+    monkeypatch.setattr("relaygr.history.history.page_hashes", counted_pages)
     monkeypatch.setattr("relaygr.history.history.page_hash", counted)
     history = numbered(5 * PAGE + 7)
     history.digest()

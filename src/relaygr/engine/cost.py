@@ -1,7 +1,6 @@
 """What work costs on this device: T(new, cached, m), fitted to a profile and kept current from served work."""
 
 from collections.abc import Sequence
-from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -68,25 +67,19 @@ def _add(sums: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]], row: npt
 def _non_negative_least_squares(
     gram: npt.NDArray[np.float64], right: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """The best solution with no negative entry, found among all choices of entries that are zero."""
+    """A good solution with no negative entry: the most negative is set to zero until none is."""
     size = len(right)
-    best, least = np.zeros(size), 0.0
     ridge = 1e-9 * np.trace(gram) / size
-    for count in range(1, size + 1):
-        for chosen in combinations(range(size), count):
-            index = np.array(chosen)
-            part = gram[np.ix_(index, index)] + ridge * np.eye(count)
-            if not np.all(np.diag(part) > 0):
-                continue
-            solution = np.linalg.solve(part, right[index])
-            if (solution < 0).any():
-                continue
-            objective = float(solution @ part @ solution - 2 * right[index] @ solution)
-            if objective < least:
-                least = objective
-                best = np.zeros(size)
-                best[index] = solution
-    return best
+    chosen = np.flatnonzero(np.diag(gram) > 0)
+    solution = np.zeros(size)
+    while len(chosen):
+        part = gram[np.ix_(chosen, chosen)] + ridge * np.eye(len(chosen))
+        found = np.linalg.solve(part, right[chosen])
+        if found.min() >= 0:
+            solution[chosen] = found
+            break
+        chosen = np.delete(chosen, found.argmin())
+    return solution
 
 
 class CostModel:

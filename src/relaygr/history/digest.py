@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["EMPTY", "PAGE", "bytes_hash", "chain", "page_bytes", "page_hash"]
+__all__ = ["EMPTY", "PAGE", "bytes_hash", "chain", "page_bytes", "page_hash", "page_hashes"]
 
 PAGE: Final = 128
 """Behaviours to a page of a digest, and tokens to a page of KV."""
@@ -33,6 +33,16 @@ def page_bytes(
 def page_hash(items: npt.NDArray[np.int64], actions: npt.NDArray[np.int32], timestamps: npt.NDArray[np.int64]) -> bytes:
     """The hash of the behaviours of one page, whole or not. Arrays are contiguous and of equal length."""
     return bytes_hash(page_bytes(items, actions, timestamps))
+
+
+def page_hashes(
+    items: npt.NDArray[np.int64], actions: npt.NDArray[np.int32], timestamps: npt.NDArray[np.int64]
+) -> list[bytes]:
+    """The hashes of behaviours that fill whole pages, page by page. The same as of each alone, in fewer steps."""
+    if not len(items):
+        return []
+    columns = [column.view(np.uint8).reshape(len(items) // PAGE, -1) for column in (items, actions, timestamps)]
+    return list(map(bytes_hash, np.concatenate(columns, axis=1)))
 
 
 bytes_hash = xxhash.xxh3_128_digest

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relaygr.errors import InvalidInput
-from relaygr.history.digest import EMPTY, PAGE, chain, page_hash
+from relaygr.history.digest import EMPTY, PAGE, chain, page_hash, page_hashes
 
 __all__ = ["History", "frozen", "index", "integers"]
 
@@ -197,8 +197,8 @@ class History:
         if len(known[1]) > whole:
             return known
         hashes, digests = map(list, known)
-        for page in range(len(hashes), whole):
-            hashes.append(self._hash(page * PAGE, (page + 1) * PAGE))
+        low, high = len(hashes) * PAGE, whole * PAGE
+        hashes += page_hashes(self.items[low:high], self.actions[low:high], self.timestamps[low:high])
         for page in range(len(digests) - 1, whole):
             digests.append(chain(digests[page], hashes[page]))
         self._known = hashes, digests

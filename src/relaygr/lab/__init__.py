@@ -1,0 +1,1 @@
+"""Experiments: what the relay does, shown and measured."""
