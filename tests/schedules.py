@@ -306,7 +306,7 @@ class Schedule:
                 if self.random.random() < 0.5:
                     await asyncio.sleep(self.random.choice((0.0, 0.0005, 0.003)))
                 assert engine._loop is not None
-                engine._loop.device.pool.check()
+                engine._loop.tier.pool.check()
                 engine._loop.host.pool.check()
                 if self.failures:
                     break

@@ -36,7 +36,8 @@ class Admission:
     """The share of device time that pre-inference may take."""
 
     def decide(self, demand: Demand) -> Decision:
-        limit = min(self.total_pages - self.reserve_pages, int(self.total_pages * self.lease_share))
+        leasable = int(self.total_pages * self.lease_share + 1e-9)  # 0.29 of 100 pages is 29 of them
+        limit = min(self.total_pages - self.reserve_pages, leasable)
         if demand.pinned + demand.pages > limit:
             return Decision.NO_MEMORY
         if demand.cost_s and demand.backlog_s + demand.cost_s > self.time_share * demand.horizon_s:

@@ -8,6 +8,7 @@ import numpy as np
 
 from relaygr.cache import Lease, Lineage, Option, Pages, Prefix, Source, Tier
 from relaygr.engine.cost import CostModel
+from relaygr.engine.device import Ended
 from relaygr.engine.outcomes import Path
 from relaygr.engine.step import Direction, PageCopy
 from relaygr.engine.work import Build, BuildState, PreInfer, Rank
@@ -17,7 +18,7 @@ __all__ = ["Builds"]
 
 NO_PAGES: Final[Pages] = np.empty(0, np.int32)
 
-Copy = Callable[[PageCopy, Callable[[BaseException | None], None]], None]
+Copy = Callable[[PageCopy, Ended], None]
 
 
 class Builds:
@@ -27,7 +28,14 @@ class Builds:
     """
 
     def __init__(
-        self, device: Tier, host: Tier, cost: CostModel, copy: Copy, ended: Callable[[Build], None], accept_epochs: int
+        self,
+        device: Tier,
+        host: Tier,
+        cost: CostModel,
+        copy: Copy,
+        ended: Callable[[Build], None],
+        accept_epochs: int,
+        orders: Iterator[int],
     ) -> None:
         self._device = device
         self._host = host
@@ -35,6 +43,7 @@ class Builds:
         self._copy = copy
         self._ended = ended
         self._accept_epochs = accept_epochs
+        self._orders = orders
         self._running: dict[Build, None] = {}
         self._joinable: dict[str, list[Build]] = {}
 
@@ -79,7 +88,7 @@ class Builds:
             copied = prefix.pages[shared : shared + 1]
         return prefix.pages[:shared], copied, count - shared
 
-    def start(self, work: Rank | PreInfer, option: Option, due: float, order: int, *, keep: bool) -> Build | None:
+    def start(self, work: Rank | PreInfer, option: Option, due: float, *, keep: bool) -> Build | None:
         """Reserve all the pages of a build and begin it; None, and nothing changed, if they cannot be had.
 
         `keep`: whether others may join it and it is cached when done.
@@ -105,9 +114,8 @@ class Builds:
             base=base,
             made=Path.FULL if cached is None else Path.EXTENDED if option.base < len(history) else Path.RELOADED,
             due=due,
-            order=order,
+            order=next(self._orders),
             launched=base,
-            done=base,
             keep=keep,
             pre_infer=isinstance(work, PreInfer),
         )
@@ -121,7 +129,7 @@ class Builds:
             self._joinable.setdefault(user, []).append(build)
         if on_host is not None:
             self._reload(build, on_host)
-        elif build.done == build.prefix.tokens:
+        elif base == build.prefix.tokens:
             self._end(build, BuildState.DONE)
         return build
 
@@ -139,7 +147,7 @@ class Builds:
                 self._host.drop(on_host.user)
             if build.state is BuildState.RELOADING:
                 build.state = BuildState.APPENDING
-            self.ran(build, build.base, error)
+            self.ran(build, build.base, well=error is None)
 
         self._copy(PageCopy(Direction.IN, source, build.prefix.pages[:count]), copied)
 
@@ -150,14 +158,13 @@ class Builds:
         build.in_flight += 1
         build.cost_s = self._cost.append_s(build.prefix.tokens - high, high)
 
-    def ran(self, build: Build, high: int, error: BaseException | None) -> None:
-        """A launched chunk or copy has ended; without an error the pages hold `high` tokens."""
+    def ran(self, build: Build, high: int, *, well: bool) -> None:
+        """A launched chunk or copy has ended; if well, the pages hold `high` tokens."""
         build.in_flight -= 1
         if build.source is not None:
             build.source.release()
         if build.state is BuildState.APPENDING:
-            build.done = high
-            if error is not None:
+            if not well:
                 self._end(build, BuildState.FAILED)
             elif high == build.prefix.tokens:
                 self._end(build, BuildState.DONE)

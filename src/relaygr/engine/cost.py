@@ -8,7 +8,7 @@ import numpy.typing as npt
 __all__ = ["CostModel", "LinearFit"]
 
 _FORGET = 0.98
-_PROFILE_WEIGHT = 0.2
+_PROFILE_WEIGHT = 0.05
 _REFIT_EVERY = 16
 
 
@@ -116,6 +116,18 @@ class CostModel:
         """To copy pages between the tiers."""
         fixed, page = self.copies.coefficients
         return fixed + pages * page
+
+    def longest_cut(self, length: int, context: int, candidates: int, seconds: float) -> int:
+        """Of a history of `length`, how many of the newest behaviours can be run and scored in this time."""
+        low, high = 0, length
+        while low < high:
+            middle = (low + high + 1) // 2
+            tokens = context + middle
+            if self.append_s(tokens, 0) + self.score_s(candidates, tokens) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     @staticmethod
     def features(

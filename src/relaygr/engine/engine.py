@@ -171,8 +171,8 @@ class Engine:
         ids = served.model.check_context(context)
         now = self.clock.now()
         due = self._check_deadline(deadline, now)
-        if loop.under_way >= self.config.max_ranks:
-            raise Overloaded(f"{loop.under_way} ranks are under way, max_ranks allows no more")
+        if len(loop.ranks) >= self.config.max_ranks:
+            raise Overloaded(f"{len(loop.ranks)} ranks are under way, max_ranks allows no more")
         events = asyncio.get_running_loop()
         rank = Rank(
             served=served,
@@ -190,7 +190,7 @@ class Engine:
         )
         timers = []
         if deadline is not None:
-            timers.append(events.call_later(due - now, loop.expire, rank))
+            timers.append(events.call_later(due - now, loop.ranks.expire, rank))
             if self.config.on_miss == "truncate":
                 timers.append(events.call_later(TRUNCATE_AT * (due - now), loop.cut, rank))
         try:
@@ -219,33 +219,32 @@ class Engine:
     def status(self) -> EngineStatus:
         """What the engine holds and has done. Raises Unavailable when it is not open."""
         loop = self._open_loop()
-        device, host = loop.device, loop.host
-        steps, copies = loop.in_flight
+        tier, host = loop.tier, loop.host
         return EngineStatus(
             version=loop.served.version,
             epoch=loop.served.epoch,
             max_history=self._max_history,
-            device_pages=device.pool.total,
-            device_pages_free=device.pool.free,
-            device_pages_pinned=device.pool.pinned,
-            device_prefixes=len(device),
-            device_evictions=device.evictions,
+            device_pages=tier.pool.total,
+            device_pages_free=tier.pool.free,
+            device_pages_pinned=tier.pool.pinned,
+            device_prefixes=len(tier),
+            device_evictions=tier.evictions,
             host_pages=host.pool.total,
             host_pages_free=host.pool.free,
             host_prefixes=len(host),
             host_evictions=host.evictions,
             leases=len(loop.claims),
-            ranks_under_way=loop.under_way,
+            ranks_under_way=len(loop.ranks),
             builds_under_way=sum(1 for _ in loop.builds),
-            steps_in_flight=steps,
-            copies_in_flight=copies,
+            steps_in_flight=loop.device.steps,
+            copies_in_flight=loop.device.copies,
             wait_ms=loop.wait_s() * 1e3,
-            device_busy_s=loop.busy_s,
+            device_busy_s=loop.device.busy_s,
             written_back=loop.write_back.written,
-            paths={path.value: count for path, count in loop.paths.items()},
+            paths={path.value: count for path, count in loop.ranks.paths.items()},
             resident_left_by_earlier=loop.resident_left_by_earlier,
             outcomes={outcome.value: count for outcome, count in loop.outcomes.items()},
-            faults=dict(loop.faults),
+            faults=dict(loop.device.faults),
             cost_model_version=loop.cost.version,
             cost_model={"steps": loop.cost.steps.coefficients, "copies": loop.cost.copies.coefficients},
         )

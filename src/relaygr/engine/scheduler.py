@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from relaygr.engine.cost import CostModel
+from relaygr.engine.step import Served
 from relaygr.engine.work import Build, Rank
 from relaygr.history import PAGE
 
@@ -15,6 +16,7 @@ __all__ = ["Plan", "Scheduler"]
 class Plan:
     """A step to launch: chunks low … high of builds, and ranks to score."""
 
+    served: Served
     appends: list[tuple[Build, int, int]] = field(default_factory=list)
     scores: list[Rank] = field(default_factory=list)
     cost_s: float = 0.0
@@ -40,7 +42,7 @@ class Scheduler:
             return None
         heapq.heapify(queue)
         served = queue[0][2].served
-        plan = Plan(cost_s=self._cost.step_s)
+        plan = Plan(served, cost_s=self._cost.step_s)
         while queue:
             _, _, work = heapq.heappop(queue)
             if work.served is not served:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 import numpy as np
 
 from relaygr.cache import Lease, Pages, Prefix, Tier, WriteBackQueue
+from relaygr.engine.device import Ended
 from relaygr.engine.step import Direction, PageCopy
 from relaygr.history import PAGE
 
 __all__ = ["WriteBack"]
 
-Copy = Callable[[PageCopy, Callable[[BaseException | None], None]], None]
+Copy = Callable[[PageCopy, Ended], None]
 
 
 class WriteBack:

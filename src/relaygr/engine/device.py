@@ -1,0 +1,105 @@
+"""The executor as the loop sees it: what is in flight, what it will take, how it ended."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from relaygr.engine.cost import CostModel
+from relaygr.engine.step import Executor, PageCopy, Step, StepResult
+
+__all__ = ["Device", "Ended"]
+
+Ended = Callable[[BaseException | None], None]
+
+
+class Device:
+    """Launches steps and copies, learns what they cost, and counts faults. Callbacks come on the event loop."""
+
+    def __init__(self, executor: Executor, cost: CostModel, turn_soon: Callable[[], None]) -> None:
+        self.faults: Counter[str] = Counter()
+        self.busy_s = 0.0
+        self.copies = 0
+        """Copies in flight."""
+        self._executor = executor
+        self._cost = cost
+        self._turn_soon = turn_soon
+        self._steps: deque[float] = deque()
+        """Predicted seconds of each step in flight."""
+        self._changed = asyncio.Event()
+
+    @property
+    def steps(self) -> int:
+        """Steps in flight."""
+        return len(self._steps)
+
+    @property
+    def wants_more(self) -> bool:
+        return len(self._steps) < self._executor.depth
+
+    @property
+    def queued_s(self) -> float:
+        """What the steps in flight were predicted to take."""
+        return sum(self._steps)
+
+    def launch(
+        self, step: Step, predicted_s: float, features: Sequence[float], ended: Callable[[StepResult | None], None]
+    ) -> None:
+        """Run the step. `ended` gets its result, or None if it failed."""
+        self._steps.append(predicted_s)
+
+        def finished(future: "asyncio.Future[StepResult]") -> None:
+            self._steps.popleft()
+            failed = _error_of(future) is not None
+            result = None if failed else future.result()
+            if result is None:
+                self.faults["step"] += 1
+            else:
+                self.busy_s += result.seconds
+                self._cost.steps.observe(features, result.seconds)
+            ended(result)
+            self._turn_soon()
+            self._changed.set()
+
+        try:
+            future = self._executor.launch(step)
+        except Exception as error:  # a device that does not even take the work
+            future = _failed(error)
+        future.add_done_callback(finished)
+
+    def copy(self, copy: PageCopy, ended: Ended) -> None:
+        """Move pages between the tiers. `ended` gets the error, or None."""
+        self.copies += 1
+
+        def finished(future: "asyncio.Future[float]") -> None:
+            self.copies -= 1
+            error = _error_of(future)
+            if error is None:
+                self._cost.copies.observe((1.0, float(len(copy.source))), future.result())
+            else:
+                self.faults[f"copy {copy.direction}"] += 1
+            ended(error)
+            self._turn_soon()
+            self._changed.set()
+
+        try:
+            future = self._executor.copy(copy)
+        except Exception as error:
+            future = _failed(error)
+        future.add_done_callback(finished)
+
+    async def drained(self) -> None:
+        """Wait until nothing is in flight."""
+        while self._steps or self.copies:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def _failed(error: Exception) -> "asyncio.Future[Any]":
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    return future
+
+
+def _error_of(future: "asyncio.Future[StepResult] | asyncio.Future[float]") -> BaseException | None:
+    return asyncio.CancelledError() if future.cancelled() else future.exception()

@@ -1,0 +1,62 @@
+"""What the expander chooses from: every way to a prefix, with its price."""
+
+from relaygr.cache import Option, Source, Tier, choose
+from relaygr.clock import Clock
+from relaygr.engine.cost import CostModel
+from relaygr.engine.work import Build, PreInfer, Rank
+from relaygr.history import PAGE
+
+__all__ = ["Options"]
+
+
+class Options:
+    """Prices the ways to a prefix from what the tiers hold and what work costs. Changes nothing."""
+
+    def __init__(self, device: Tier, host: Tier, cost: CostModel, clock: Clock, accept_epochs: int) -> None:
+        self._device = device
+        self._host = host
+        self._cost = cost
+        self._clock = clock
+        self._accept_epochs = accept_epochs
+
+    def choose(
+        self, work: Rank | PreInfer, joinable: Build | None, wait_s: float, due: float, needed: float, copies: int
+    ) -> Option:
+        """The way to take for work due then whose prefix is needed by `needed`.
+
+        `joinable` is the build that will hold the most of its history, `wait_s` how long the device is busy with what
+        is due before, `copies` how many copies are under way.
+        """
+        now, n = self._clock.now(), len(work.history)
+        resident = self._held(self._device, work)
+        if resident == n:
+            return Option(Source.RESIDENT, n, now, 0.0)
+        everything = self._append_s(work, 0)
+        options = [Option(Source.NOTHING, 0, now + wait_s + everything, everything)]
+        if resident > 0:
+            rest = self._append_s(work, resident)
+            options.append(Option(Source.DEVICE, resident, now + wait_s + rest, rest))
+        on_host = self._held(self._host, work)
+        if on_host > max(resident, 0):
+            rest = self._append_s(work, on_host)
+            copy = self._cost.copy_s(-(-(work.lineage.context_tokens + on_host) // PAGE)) * (1 + copies)
+            ready = now + (max(wait_s, copy) + rest if rest else copy)
+            options.append(Option(Source.HOST, on_host, ready, rest))
+        if joinable is not None and joinable.prefix.length > resident:
+            rest = self._append_s(work, joinable.prefix.length)
+            behind = joinable.cost_s if joinable.due > due else 0.0
+            options.append(Option(Source.IN_FLIGHT, joinable.prefix.length, now + wait_s + behind + rest, rest))
+        return choose(options, needed)
+
+    def _held(self, tier: Tier, work: Rank | PreInfer) -> int:
+        """Behaviours of this history that the tier holds the KV of; -1 where it has nothing of this lineage."""
+        prefix = tier.find(work.user)
+        if prefix is None or not prefix.lineage.serves(work.lineage, self._accept_epochs):
+            return -1
+        return prefix.agrees(work.history)
+
+    def _append_s(self, work: Rank | PreInfer, base: int) -> float:
+        """Device time to append what is missing behind `base` behaviours, or everything where that is 0."""
+        context = work.lineage.context_tokens
+        held = context + base if base else 0
+        return self._cost.append_s(context + len(work.history) - held, held)

@@ -1,0 +1,206 @@
+"""Ranks from their arrival to their answer.
+
+take ──▶ resolve ─┬─ resident ───────────────▶ ready ──▶ scored
+            ▲     ├─ in flight: join its build ──▲
+            │     ├─ reload, extend, compute ────┤ all tokens launched
+            │     └─ no pages yet: starved       │
+            └───── again: something failed ◀─────┘
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from relaygr.cache import Lease, Option, Prefix, Source, Tier
+from relaygr.clock import Clock
+from relaygr.config import OnMiss
+from relaygr.engine.builds import Builds
+from relaygr.engine.cost import CostModel
+from relaygr.engine.device import Device
+from relaygr.engine.outcomes import Path, Ranked, Timings
+from relaygr.engine.work import Build, PreInfer, Rank
+from relaygr.errors import DeadlineExceeded, Unavailable
+
+__all__ = ["Choose", "Ranks", "resident"]
+
+MAX_ATTEMPTS: Final = 8
+"""How often a rank is tried on a device that fails before it is told so."""
+SAFETY: Final = 0.8
+"""The share of the time left that a truncated rank is cut to fit."""
+
+Choose = Callable[[Rank | PreInfer, float, float], tuple[Option, Build | None]]
+"""From work, when it is due and when its prefix is needed: the way to it, and the build to join if that is the way."""
+
+
+def resident(tier: Tier, work: Rank | PreInfer) -> Prefix:
+    """What the device tier holds of exactly this work's history; it must hold it."""
+    prefix = tier.find(work.user)
+    assert prefix is not None
+    return prefix.first(len(work.history))
+
+
+class Ranks:
+    """All ranks under way, and which of them can be scored."""
+
+    def __init__(
+        self, tier: Tier, builds: Builds, device: Device, cost: CostModel, clock: Clock, choose: Choose, on_miss: OnMiss
+    ) -> None:
+        self.paths: Counter[Path] = Counter()
+        self.ready: dict[Rank, None] = {}
+        """To score: their prefixes are there, or will be by the time the step reaches them."""
+        self._under_way: dict[Rank, None] = {}
+        self._starved: dict[Rank, None] = {}
+        """Waiting for pages, holding nothing."""
+        self._tier = tier
+        self._builds = builds
+        self._device = device
+        self._cost = cost
+        self._clock = clock
+        self._choose = choose
+        self._on_miss = on_miss
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def take(self, rank: Rank) -> None:
+        """Begin a rank. Its future is answered when it is scored or expires; `leave` must follow."""
+        self._under_way[rank] = None
+        self.resolve(rank)
+
+    def leave(self, rank: Rank) -> None:
+        """The caller has its answer, or has gone: what only this rank wanted is given up."""
+        rank.future.cancel()
+        self._under_way.pop(rank, None)
+        if rank.launched is None:
+            self._let_go(rank)
+
+    def expire(self, rank: Rank) -> None:
+        """The rank's deadline is here."""
+        if not rank.over:
+            rank.future.set_exception(DeadlineExceeded(f"the rank of {rank.user!r} was not done by its deadline"))
+            self.ready.pop(rank, None)
+
+    def cut(self, rank: Rank) -> None:
+        """Most of the rank's time has passed. If its prefix is not there yet, stop waiting and truncate."""
+        if not rank.over and rank.launched is None and rank not in self.ready and rank.path is not Path.TRUNCATED:
+            self._truncate(rank)
+
+    def refuse_all(self) -> None:
+        """The engine is closing."""
+        for rank in list(self._under_way):
+            if not rank.over:
+                rank.future.set_exception(Unavailable("the engine is closing"))
+            self.leave(rank)
+
+    def feed_starved(self) -> None:
+        """Try those that wait for pages, the most urgent first: no later one takes the pages it waits for."""
+        for rank in sorted(self._starved, key=lambda rank: (rank.due, rank.order)):
+            del self._starved[rank]
+            self.resolve(rank)
+            if rank in self._starved:
+                break
+
+    def resolve(self, rank: Rank) -> None:
+        """Find this rank its prefix: there, joined, begun, or waiting for pages."""
+        if rank.over:
+            return
+        rank.cost_s = self._cost.score_s(len(rank.candidates), rank.lineage.context_tokens + len(rank.history))
+        needed = rank.deadline - rank.cost_s - self._cost.step_s
+        option, joined = self._choose(rank, rank.due, needed)
+        if self._on_miss == "truncate" and option.ready > needed:
+            self._truncate(rank)
+        elif option.source is Source.RESIDENT:
+            self._tier.touch(rank.user)
+            self._attach(rank, resident(self._tier, rank), None)
+            self.ready[rank] = None
+        elif joined is None:
+            self._begin(rank, option)
+        else:
+            rank.path = rank.path.costlier(Path.WAITED)
+            joined.due = min(joined.due, rank.due)
+            if joined.prefix.length == len(rank.history):
+                self._join(rank, joined)
+            else:
+                rank.build = joined
+                joined.waiting.append(rank)
+
+    def again(self, rank: Rank) -> None:
+        """Something this rank relied on failed: a miss. Resolve it anew."""
+        rank.launched = None
+        self._let_go(rank)
+        if rank.over:
+            return
+        rank.attempts += 1
+        if rank.attempts >= MAX_ATTEMPTS:
+            rank.future.set_exception(Unavailable(f"the device failed {rank.attempts} times"))
+        elif rank.path is Path.TRUNCATED:
+            self._begin(rank, Option(Source.NOTHING, 0, self._clock.now(), 0.0))
+        else:
+            self.resolve(rank)
+
+    def launched(self, rank: Rank) -> None:
+        """The step that scores it was launched."""
+        del self.ready[rank]
+        rank.launched = self._clock.now()
+
+    def scored(self, rank: Rank, scores: npt.NDArray[np.float32], seconds: float) -> None:
+        """Answer with what the device computed."""
+        if not rank.over:
+            assert rank.prefix is not None
+            assert rank.launched is not None
+            self.paths[rank.path] += 1
+            total = self._clock.now() - rank.arrived
+            timings = Timings(total * 1e3, (rank.launched - rank.arrived) * 1e3, seconds * 1e3)
+            rank.future.set_result(Ranked(scores, rank.path, rank.prefix.length, rank.prefix.lineage.epoch, timings))
+        self._let_go(rank)
+
+    def _begin(self, rank: Rank, option: Option) -> None:
+        """Build the rank's prefix in the way the option says, or wait for pages."""
+        build = self._builds.start(rank, option, rank.due, keep=rank.path is not Path.TRUNCATED)
+        if build is None:
+            self._starved[rank] = None
+        else:
+            rank.path = rank.path.costlier(build.made)
+            self._join(rank, build)
+
+    def _truncate(self, rank: Rank) -> None:
+        """Rank on the newest behaviours that fit into the time left."""
+        self._let_go(rank)
+        left = SAFETY * (rank.deadline - self._clock.now() - self._device.queued_s) - self._cost.step_s
+        context, candidates = rank.lineage.context_tokens, len(rank.candidates)
+        length = self._cost.longest_cut(len(rank.history), context, candidates, left)
+        rank.path = Path.TRUNCATED
+        rank.history = rank.history[len(rank.history) - length :]
+        rank.lineage = rank.lineage._replace(start=rank.history.start)
+        rank.cost_s = self._cost.score_s(candidates, context + length)
+        self._begin(rank, Option(Source.NOTHING, 0, self._clock.now(), 0.0))
+
+    def _attach(self, rank: Rank, prefix: Prefix, build: Build | None) -> None:
+        """This is what the rank scores on: pin it."""
+        rank.prefix, rank.build = prefix, build
+        rank.lease = Lease(self._tier.pool, rank.user, prefix.pages, math.inf)
+
+    def _join(self, rank: Rank, build: Build) -> None:
+        """The rank scores on exactly what this build makes."""
+        self._attach(rank, build.prefix, build)
+        build.ranks.append(rank)
+        if build.all_launched:
+            self.ready[rank] = None
+
+    def _let_go(self, rank: Rank) -> None:
+        """Undo `_attach`, and take the rank from every list it waits in."""
+        self.ready.pop(rank, None)
+        self._starved.pop(rank, None)
+        if rank.lease is not None:
+            rank.lease.release()
+        build, rank.prefix, rank.lease, rank.build = rank.build, None, None, None
+        if build is not None:
+            if rank in build.ranks:
+                build.ranks.remove(rank)
+            if rank in build.waiting:
+                build.waiting.remove(rank)
+            self._builds.abandon_if_unwanted(build)
