@@ -21,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 _DEFAULTS = Demo()
 
@@ -67,14 +68,14 @@ def _show(result: DemoResult) -> None:
     demo = result.demo
     console = Console()
     title = f"{demo.layers} layers, d {demo.dim}, {demo.candidates} candidates, float32 on the CPU"
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False, collapse_padding=True)
     for heading in ("user", "visit", "history", "signal", "path", "relay ms", "full ms", "ratio", "max |Δ|"):
         table.add_column(heading, justify="left" if heading in ("user", "signal", "path") else "right", no_wrap=True)
     for v in result.visits:
         ratio = f"{v.full_ms / v.relay_ms:.1f}×"
         table.add_row(
             *(v.user, str(v.visit), str(v.length), v.signal, v.path),
-            *(f"{v.relay_ms:.1f}", f"{v.full_ms:.1f}", ratio, f"{v.difference:.1e}"),
+            *(f"{v.relay_ms:.1f}", f"{v.full_ms:.1f}", ratio, f"{v.difference:.0e}"),
         )
     console.print(table)
     paths = ", ".join(f"{path} {count}" for path, count in sorted(result.paths.items()))
