@@ -141,7 +141,15 @@ def main() -> None:
             f"engine per rank, {int(users):,} cached users", shown, f"< {target:.0f} µs", "yes" if reached else "no"
         )
     console.print(table)
-    inputs = {"n": N, "m": M, "layers": LAYERS, "dim": DIM, "heads": HEADS, "extension": EXTENSION, "rounds": ROUNDS}
+    inputs: dict[str, Any] = {
+        "n": N,
+        "m": M,
+        "layers": LAYERS,
+        "dim": DIM,
+        "heads": HEADS,
+        "extension": EXTENSION,
+        "rounds": ROUNDS,
+    }
     inputs |= {"threads": torch.get_num_threads(), "cached_users": list(CACHED_USERS), "overhead_ranks": OVERHEAD_RANKS}
     path = write_result("engine-cpu", inputs, {"targets": rows, **found, "overhead": costs})
     console.print(f"written to {path}")

@@ -1,6 +1,6 @@
 """The errors a caller can meet. Everything raised on purpose is a RelayError."""
 
-__all__ = ["DeadlineExceeded", "InvalidInput", "Overloaded", "RelayError", "Unavailable"]
+__all__ = ["DeadlineExceeded", "HistoryNeeded", "InvalidInput", "Overloaded", "RelayError", "Unavailable"]
 
 
 class RelayError(Exception):
@@ -29,3 +29,7 @@ class DeadlineExceeded(RelayError):
 
 class Unavailable(RelayError):
     """The part that should answer is closed, closing, or gone."""
+
+
+class HistoryNeeded(RelayError):
+    """A history was given by its digest alone, and its prefix is not cached: give the behaviours."""

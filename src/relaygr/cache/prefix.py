@@ -8,7 +8,7 @@ import numpy.typing as npt
 import xxhash
 
 from relaygr.cache.pages import Pages
-from relaygr.history import PAGE, History
+from relaygr.history import PAGE, History, KnownHistory
 
 __all__ = ["Identity", "Lineage", "Prefix"]
 
@@ -29,7 +29,7 @@ class Lineage(NamedTuple):
     """Where the window begins in the user's whole history."""
 
     @classmethod
-    def of(cls, version: str, epoch: int, context: npt.NDArray[np.int64], history: History) -> Self:
+    def of(cls, version: str, epoch: int, context: npt.NDArray[np.int64], history: History | KnownHistory) -> Self:
         return cls(version, epoch, xxhash.xxh3_128_digest(context.data), len(context), history.start)
 
     def serves(self, wanted: "Lineage", accept_epochs: int) -> bool:
@@ -88,7 +88,7 @@ class Prefix:
             self, length=length, digest=digest, page_digests=self.page_digests[: (page + 1) * _DIGEST], pages=pages
         )
 
-    def agrees(self, history: History) -> int:
+    def agrees(self, history: History | KnownHistory) -> int:
         """How many behaviours of `history`, from its start, this prefix holds the KV of.
 
         All of the prefix where the digests at its length agree, else the longest agreeing run of whole pages.

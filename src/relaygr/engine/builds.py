@@ -12,7 +12,7 @@ from relaygr.engine.device import Ended
 from relaygr.engine.outcomes import Path
 from relaygr.engine.step import Direction, PageCopy
 from relaygr.engine.work import Build, BuildState, PreInfer, Rank
-from relaygr.history import PAGE, History
+from relaygr.history import PAGE, History, KnownHistory
 
 __all__ = ["Builds"]
 
@@ -59,7 +59,7 @@ class Builds:
         """Device time that admitted pre-inference still needs."""
         return sum(build.cost_s for build in self._running if build.pre_infer)
 
-    def joinable(self, user: str, lineage: Lineage, history: History) -> Build | None:
+    def joinable(self, user: str, lineage: Lineage, history: History | KnownHistory) -> Build | None:
         """The build that will hold the most of this history, if any will hold a part of it and nothing else."""
         best = None
         for build in self._joinable.get(user, ()):
@@ -94,6 +94,7 @@ class Builds:
         `keep`: whether others may join it and it is cached when done.
         """
         user, lineage, history = work.user, work.lineage, work.history
+        assert isinstance(history, History), "callers have asked for the behaviours"
         shared, copied, new = self.pages_for(user, lineage, len(history), option)
         on_host = self._host.find(user) if option.source is Source.HOST else None
         cached = self._device.find(user) if option.source is Source.DEVICE else on_host
@@ -105,7 +106,8 @@ class Builds:
             base = lineage.context_tokens + option.base
             lineage = lineage._replace(epoch=cached.lineage.epoch)
         pages = np.concatenate((shared, fresh))
-        self._device.pool.fill(pages, base, lineage.context_tokens + len(history))
+        reloaded = 0 if on_host is not None else base  # what is copied in fills its pages, too
+        self._device.pool.fill(pages, reloaded, lineage.context_tokens + len(history))
         build = Build(
             served=work.served,
             prefix=Prefix.of(user, lineage, history, pages),

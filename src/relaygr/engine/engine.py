@@ -11,13 +11,13 @@ from relaygr.clock import Clock, RealClock
 from relaygr.config import EngineConfig
 from relaygr.engine.cost import CostModel
 from relaygr.engine.loop import EngineLoop
-from relaygr.engine.outcomes import PreInferOutcome, Ranked
+from relaygr.engine.outcomes import Decision, PreInferOutcome, Ranked
 from relaygr.engine.profile import profile
 from relaygr.engine.step import Capacity, Executor, Model, Served
 from relaygr.engine.torch_executor import TorchExecutor
 from relaygr.engine.work import PreInfer, Rank
 from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailable
-from relaygr.history import PAGE, History
+from relaygr.history import PAGE, History, KnownHistory
 from relaygr.model.config import MAX_CONTEXT
 
 __all__ = ["Engine", "EngineStatus"]
@@ -117,13 +117,31 @@ class Engine:
                 self._executor.close()
 
     async def pre_infer(
-        self, user: str, history: History, *, context: Any = None, deadline: float | None = None
+        self, user: str, history: History | KnownHistory, *, context: Any = None, deadline: float | None = None
     ) -> PreInferOutcome:
         """Make the prefix of this history resident, and keep it for the rank that follows.
 
         Returns when it is there, or at once with the reason it was refused. `deadline` is when the rank is expected:
         it orders the work; if ψ is not there by then the answer is FAILED while the work goes on until the lease ends.
         """
+        return await self._begin_pre_infer(user, history, context, deadline).future
+
+    def signal(
+        self, user: str, history: History | KnownHistory, *, context: Any = None, deadline: float | None = None
+    ) -> Decision:
+        """Like `pre_infer`, but answers at once what was decided and never waits for ψ.
+
+        Raises HistoryNeeded for a history given by its digest whose prefix is neither here nor being made.
+        """
+        future = self._begin_pre_infer(user, history, context, deadline).future
+        if not future.done():
+            return Decision.ADMIT
+        outcome = future.result()
+        return Decision(outcome.value) if outcome.value in Decision.__members__ else Decision.ADMIT
+
+    def _begin_pre_infer(
+        self, user: str, history: History | KnownHistory, context: Any, deadline: float | None
+    ) -> PreInfer:
         loop = self._open_loop()
         served = loop.served
         self._check_user(user)
@@ -142,16 +160,15 @@ class Engine:
             future=asyncio.get_running_loop().create_future(),
         )
         loop.pre_infer(call)
-        timer = asyncio.get_running_loop().call_later(call.deadline - now, loop.give_up, call)
-        try:
-            return await call.future
-        finally:
-            timer.cancel()
+        if not call.over:
+            timer = asyncio.get_running_loop().call_later(call.deadline - now, loop.give_up, call)
+            call.future.add_done_callback(lambda _: timer.cancel())
+        return call
 
     async def rank(
         self,
         user: str,
-        history: History,
+        history: History | KnownHistory,
         candidates: Any,
         *,
         context: Any = None,
@@ -160,7 +177,8 @@ class Engine:
     ) -> Ranked:
         """Score the candidates on all of this history, by the cheapest way that is in time.
 
-        `deadline` is absolute on `engine.clock`; past it DeadlineExceeded is raised. `history` is all of it, each time.
+        `deadline` is absolute on `engine.clock`; past it DeadlineExceeded is raised. `history` is all of it, each time;
+        a KnownHistory stands for one whose prefix is likely cached, and raises HistoryNeeded where it is not.
         """
         loop = self._open_loop()
         served = loop.served
@@ -276,8 +294,8 @@ class Engine:
         if not isinstance(user, str) or not user:
             raise InvalidInput("user", "must be a non-empty string")
 
-    def _check_history(self, served: Served, history: Any) -> History:
-        checked = served.model.check_history(history)
+    def _check_history(self, served: Served, history: Any) -> History | KnownHistory:
+        checked = history if isinstance(history, KnownHistory) else served.model.check_history(history)
         if len(checked) > self._max_history:
             raise InvalidInput("history", f"has {len(checked)} behaviours; max_history is {self._max_history}")
         return checked

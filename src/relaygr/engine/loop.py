@@ -28,7 +28,8 @@ from relaygr.engine.scheduler import Plan, Scheduler
 from relaygr.engine.step import Executor, Served, Step, StepResult
 from relaygr.engine.work import Build, BuildState, PreInfer, Rank
 from relaygr.engine.write_back import WriteBack
-from relaygr.history import PAGE
+from relaygr.errors import HistoryNeeded
+from relaygr.history import PAGE, KnownHistory
 from relaygr.model.batch import AppendRow, ScoreRow
 
 __all__ = ["EngineLoop"]
@@ -110,6 +111,10 @@ class EngineLoop:
         if call.over:
             return
         option, joined = self._choose(call, call.deadline, call.deadline)
+        exact = option.source is Source.RESIDENT or (joined is not None and joined.prefix.length == len(call.history))
+        if isinstance(call.history, KnownHistory) and not exact:
+            call.future.set_exception(HistoryNeeded(f"the prefix of {call.user!r} is not cached"))
+            return
         if joined is not None and joined.prefix.length < len(call.history):
             joined.waiting.append(call)
             return

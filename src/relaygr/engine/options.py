@@ -3,7 +3,7 @@
 from relaygr.cache import Option, Source, Tier, choose
 from relaygr.clock import Clock
 from relaygr.engine.cost import CostModel
-from relaygr.engine.work import Build, PreInfer, Rank
+from relaygr.engine.work import Build, BuildState, PreInfer, Rank
 from relaygr.history import PAGE
 
 __all__ = ["Options"]
@@ -36,16 +36,21 @@ class Options:
         if resident > 0:
             rest = self._append_s(work, resident)
             options.append(Option(Source.DEVICE, resident, now + wait_s + rest, rest))
+        if joinable is not None and joinable.prefix.length > resident:
+            rest = self._append_s(work, joinable.prefix.length)
+            ready = now + wait_s + (joinable.cost_s if joinable.due > due else 0.0) + rest
+            if joinable.state is BuildState.RELOADING and not joinable.cost_s and not rest:
+                ready = now + self._cost.copy_s(len(joinable.prefix.pages))  # the device has no part in it
+            in_flight = Option(Source.IN_FLIGHT, joinable.prefix.length, ready, rest)
+            if joinable.prefix.length == n:
+                return in_flight  # this very prefix is being made: nobody makes it twice
+            options.append(in_flight)
         on_host = self._held(self._host, work)
         if on_host > max(resident, 0):
             rest = self._append_s(work, on_host)
             copy = self._cost.copy_s(-(-(work.lineage.context_tokens + on_host) // PAGE)) * (1 + copies)
             ready = now + (max(wait_s, copy) + rest if rest else copy)
             options.append(Option(Source.HOST, on_host, ready, rest))
-        if joinable is not None and joinable.prefix.length > resident:
-            rest = self._append_s(work, joinable.prefix.length)
-            behind = joinable.cost_s if joinable.due > due else 0.0
-            options.append(Option(Source.IN_FLIGHT, joinable.prefix.length, now + wait_s + behind + rest, rest))
         return choose(options, needed)
 
     def _held(self, tier: Tier, work: Rank | PreInfer) -> int:

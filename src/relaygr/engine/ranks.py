@@ -23,7 +23,8 @@ from relaygr.engine.cost import CostModel
 from relaygr.engine.device import Device
 from relaygr.engine.outcomes import Path, Ranked, Timings
 from relaygr.engine.work import Build, PreInfer, Rank
-from relaygr.errors import DeadlineExceeded, Unavailable
+from relaygr.errors import DeadlineExceeded, HistoryNeeded, Unavailable
+from relaygr.history import KnownHistory
 
 __all__ = ["Choose", "Ranks", "resident"]
 
@@ -111,7 +112,10 @@ class Ranks:
         rank.cost_s = self._cost.score_s(len(rank.candidates), rank.lineage.context_tokens + len(rank.history))
         needed = rank.deadline - rank.cost_s - self._cost.step_s
         option, joined = self._choose(rank, rank.due, needed)
-        if self._on_miss == "truncate" and option.ready > needed:
+        exact = option.source is Source.RESIDENT or (joined is not None and joined.prefix.length == len(rank.history))
+        if isinstance(rank.history, KnownHistory) and not exact:
+            rank.future.set_exception(HistoryNeeded(f"the prefix of {rank.user!r} is not cached"))
+        elif self._on_miss == "truncate" and option.ready > needed:
             self._truncate(rank)
         elif option.source is Source.RESIDENT:
             self._tier.touch(rank.user)
@@ -122,7 +126,7 @@ class Ranks:
         else:
             rank.path = rank.path.costlier(Path.WAITED)
             joined.due = min(joined.due, rank.due)
-            if joined.prefix.length == len(rank.history):
+            if exact:
                 self._join(rank, joined)
             else:
                 rank.build = joined
@@ -159,8 +163,11 @@ class Ranks:
         self._let_go(rank)
 
     def _begin(self, rank: Rank, option: Option) -> None:
-        """Build the rank's prefix in the way the option says, or wait for pages."""
-        build = self._builds.start(rank, option, rank.due, keep=rank.path is not Path.TRUNCATED)
+        """Build the prefix in the way the option says, or wait for pages, behind whoever waits and is more urgent."""
+        urgency = rank.due, rank.order
+        build = None
+        if not any((other.due, other.order) < urgency for other in self._starved):
+            build = self._builds.start(rank, option, rank.due, keep=rank.path is not Path.TRUNCATED)
         if build is None:
             self._starved[rank] = None
         else:
@@ -170,6 +177,9 @@ class Ranks:
     def _truncate(self, rank: Rank) -> None:
         """Rank on the newest behaviours that fit into the time left."""
         self._let_go(rank)
+        if isinstance(rank.history, KnownHistory):
+            rank.future.set_exception(HistoryNeeded(f"the prefix of {rank.user!r} is late"))
+            return
         left = SAFETY * (rank.deadline - self._clock.now() - self._device.queued_s) - self._cost.step_s
         context, candidates = rank.lineage.context_tokens, len(rank.candidates)
         length = self._cost.longest_cut(len(rank.history), context, candidates, left)

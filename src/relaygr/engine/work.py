@@ -10,7 +10,7 @@ import numpy.typing as npt
 from relaygr.cache import Lease, Lineage, Prefix
 from relaygr.engine.outcomes import Path, PreInferOutcome, Ranked
 from relaygr.engine.step import Served
-from relaygr.history import History
+from relaygr.history import History, KnownHistory
 from relaygr.model.candidates import Candidates
 
 __all__ = ["Build", "BuildState", "PreInfer", "Rank"]
@@ -33,7 +33,7 @@ class Rank:
 
     served: Served
     user: str
-    history: History
+    history: History | KnownHistory
     context: npt.NDArray[np.int64]
     lineage: Lineage
     candidates: Candidates
@@ -68,7 +68,7 @@ class PreInfer:
 
     served: Served
     user: str
-    history: History
+    history: History | KnownHistory
     context: npt.NDArray[np.int64]
     lineage: Lineage
     deadline: float

@@ -2,6 +2,7 @@
 
 from relaygr.history.digest import PAGE, chain, page_hash
 from relaygr.history.history import History
+from relaygr.history.known import KnownHistory
 from relaygr.history.lmdb_store import LmdbStore
 from relaygr.history.store import HistoryStore, StoreCorrupt, StoreError, StoreFull
 from relaygr.history.window import SteppedWindow
@@ -10,6 +11,7 @@ __all__ = [
     "PAGE",
     "History",
     "HistoryStore",
+    "KnownHistory",
     "LmdbStore",
     "SteppedWindow",
     "StoreCorrupt",

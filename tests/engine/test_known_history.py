@@ -1,0 +1,85 @@
+"""A history given by its digest alone is ranked where its prefix is cached, and asked for where it is not."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from relaygr import Decision, Engine, EngineConfig, History, Path
+from relaygr.clock import VirtualClock, VirtualTimeLoop, run_virtual
+from relaygr.engine.faults import Faults, FaultyExecutor
+from relaygr.engine.simulated import SimulatedExecutor, SimulatedModel, simulated_scores
+from relaygr.errors import HistoryNeeded
+from relaygr.history import KnownHistory
+
+MODEL = SimulatedModel()
+HISTORY = History(np.arange(300), np.arange(300) % 16, np.arange(300) * 10)
+ITEMS = np.arange(7)
+
+
+def known(history: History) -> KnownHistory:
+    return KnownHistory(history.start, len(history), history.digest())
+
+
+def engine(**config: object) -> Engine:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    settings = EngineConfig(device_cache="40MiB", host_cache="0", **config)  # type: ignore[arg-type]
+    return Engine(MODEL, settings, clock=VirtualClock(loop), executor=SimulatedExecutor())
+
+
+def test_a_cached_prefix_serves_its_digest() -> None:
+    async def main() -> None:
+        async with engine() as served:
+            await served.rank("u", HISTORY, ITEMS)
+            ranked = await served.rank("u", known(HISTORY), ITEMS)
+            assert ranked.path is Path.RESIDENT
+            assert ranked.used == 300
+            assert np.array_equal(ranked.scores, simulated_scores(MODEL, HISTORY, ITEMS))
+
+    run_virtual(main())
+
+
+def test_a_prefix_being_made_serves_its_digest() -> None:
+    async def main() -> None:
+        async with engine() as served:
+            assert served.signal("u", HISTORY) is Decision.ADMIT
+            assert served.signal("u", known(HISTORY)) is Decision.ADMIT
+            ranked = await served.rank("u", known(HISTORY), ITEMS)
+            assert ranked.path is Path.WAITED
+            assert np.array_equal(ranked.scores, simulated_scores(MODEL, HISTORY, ITEMS))
+            assert served.signal("u", known(HISTORY)) is Decision.RESIDENT
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("cached", [0, 1, 128, 256, 299])
+def test_any_other_prefix_asks_for_the_behaviours_and_leaves_nothing_behind(cached: int) -> None:
+    async def main() -> None:
+        async with engine() as served:
+            if cached:
+                await served.rank("u", HISTORY[:cached], ITEMS)
+            before = served.status()
+            with pytest.raises(HistoryNeeded):
+                await served.rank("u", known(HISTORY), ITEMS)
+            with pytest.raises(HistoryNeeded):
+                served.signal("u", known(HISTORY))
+            assert served.status() == before
+
+    run_virtual(main())
+
+
+def test_a_device_that_fails_asks_for_the_behaviours() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        executor = FaultyExecutor(SimulatedExecutor(), Faults(fail=1.0), seed=0)
+        executor.active = False
+        settings = EngineConfig(device_cache="40MiB", host_cache="0")
+        async with Engine(MODEL, settings, clock=VirtualClock(loop), executor=executor) as served:
+            assert served.signal("u", HISTORY) is Decision.ADMIT
+            executor.active = True
+            with pytest.raises(HistoryNeeded):
+                await served.rank("u", known(HISTORY), ITEMS)
+
+    run_virtual(main())
