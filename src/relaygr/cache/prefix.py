@@ -21,21 +21,26 @@ class Lineage(NamedTuple):
     version: str
     """Digest of the model's dense weights and config."""
     epoch: int
-    """Epoch of the model's tables."""
+    """Epoch of the model's tables; of a prefix that later ones have extended, that of its oldest part."""
     context: bytes
     """Digest of the context."""
     context_tokens: int
     start: int
     """Where the window begins in the user's whole history."""
+    spread: int = 0
+    """By how many epochs its newest part is ahead of its oldest."""
 
     @classmethod
     def of(cls, version: str, epoch: int, context: npt.NDArray[np.int64], history: History | KnownHistory) -> Self:
         return cls(version, epoch, xxhash.xxh3_128_digest(context.data), len(context), history.start)
 
     def serves(self, wanted: "Lineage", accept_epochs: int) -> bool:
-        """Whether a ψ of this lineage may stand for one of the wanted: equal, but for tables a little behind."""
+        """Whether a ψ of this lineage may stand for one of the wanted: equal, but for tables a little behind.
+
+        No part of it may be ahead.
+        """
         behind = wanted.epoch - self.epoch
-        return 0 <= behind <= accept_epochs and self._replace(epoch=wanted.epoch) == wanted
+        return self.spread <= behind <= accept_epochs and self._replace(epoch=wanted.epoch, spread=0) == wanted
 
 
 class Identity(NamedTuple):

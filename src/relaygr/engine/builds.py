@@ -104,7 +104,9 @@ class Builds:
         base = 0
         if cached is not None:
             base = lineage.context_tokens + option.base
-            lineage = lineage._replace(epoch=cached.lineage.epoch)
+            old = cached.lineage
+            spread = lineage.epoch - old.epoch if option.base < len(history) else old.spread
+            lineage = lineage._replace(epoch=old.epoch, spread=spread)
         pages = np.concatenate((shared, fresh))
         reloaded = 0 if on_host is not None else base  # what is copied in fills its pages, too
         self._device.pool.fill(pages, reloaded, lineage.context_tokens + len(history))

@@ -169,8 +169,12 @@ class EngineLoop:
         """
         self._returns.forget(user)
         self.write_back.forget(user)
+        self.ranks.forget(user)
         for build in self.builds.of(user):
             self.builds.unlist(build)
+            for work in build.waiting:
+                if isinstance(work, PreInfer):
+                    self._answer(work, PreInferOutcome.FAILED)
         self.claims.end_where(lambda _: True, user)
         return int(self.tier.drop(user)) + int(self.host.drop(user))
 
@@ -231,7 +235,7 @@ class EngineLoop:
 
     def _usable(self, lineage: Lineage) -> bool:
         """Whether the model served now could use a prefix of this lineage."""
-        wanted = lineage._replace(version=self.served.version, epoch=self.served.epoch)
+        wanted = lineage._replace(version=self.served.version, epoch=self.served.epoch, spread=0)
         return lineage.serves(wanted, self._accept_epochs)
 
     # ---- launch

@@ -90,6 +90,12 @@ class Ranks:
         if not rank.over and rank.launched is None and rank not in self.ready and rank.path is not Path.TRUNCATED:
             self._truncate(rank)
 
+    def forget(self, user: str) -> None:
+        """Nothing that this user's ranks under way still make is kept."""
+        for rank in self._under_way:
+            if rank.user == user:
+                rank.keep = False
+
     def refuse_all(self) -> None:
         """The engine is closing."""
         for rank in list(self._under_way):
@@ -167,7 +173,8 @@ class Ranks:
         urgency = rank.due, rank.order
         build = None
         if not any((other.due, other.order) < urgency for other in self._starved):
-            build = self._builds.start(rank, option, rank.due, keep=rank.path is not Path.TRUNCATED)
+            keep = rank.keep and rank.path is not Path.TRUNCATED
+            build = self._builds.start(rank, option, rank.due, keep=keep)
         if build is None:
             self._starved[rank] = None
         else:

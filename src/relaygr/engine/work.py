@@ -55,6 +55,8 @@ class Rank:
     """When the step that scores it was launched."""
     attempts: int = 0
     cost_s: float = 0.0
+    keep: bool = True
+    """Whether what it makes is cached: until its user is evicted."""
 
     @property
     def over(self) -> bool:
