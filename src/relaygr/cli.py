@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,8 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from relaygr.config import EngineConfig
 from relaygr.errors import RelayError
 from relaygr.lab.demo import Demo, DemoResult, run_demo
+from relaygr.serving.run import InstanceSettings, run_instance
 
 __all__ = ["app"]
 
@@ -24,6 +27,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 _DEFAULTS = Demo()
+_INSTANCE = InstanceSettings(model="")
+_ENGINE = EngineConfig()
+serve = typer.Typer(help="Run the servers.", no_args_is_help=True)
+app.add_typer(serve, name="serve")
 
 
 @app.callback()
@@ -62,6 +69,38 @@ def demo(
     if result.largest_difference > 1.0:
         console.print("[red]The scores differ by more than rounding.[/]")
         raise typer.Exit(1)
+
+
+@serve.command()
+def instance(
+    model: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The checkpoint to serve.")],
+    slot: Annotated[str, typer.Option(help="Its stable name, the same after a restart.")] = _INSTANCE.slot,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = _INSTANCE.host,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = _INSTANCE.port,
+    store: Annotated[Path | None, typer.Option(help="The folder of the history store.")] = None,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1 …")] = _ENGINE.device,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = _ENGINE.dtype,
+    device_cache: Annotated[str, typer.Option(help="Memory for KV pages on the device.")] = _ENGINE.device_cache,
+    host_cache: Annotated[str, typer.Option(help="Memory for KV pages on the host.")] = _ENGINE.host_cache,
+) -> None:
+    """Serve one model: an engine process behind HTTP.
+
+    `POST /v1/pre-infer` makes a history's prefix ready and answers at admission; `POST /v1/rank` scores candidates on a
+    history, whatever is cached. `GET /v1/status`, `/healthz` and `/readyz` tell how it is. SIGTERM drains it.
+    """
+    try:
+        settings = InstanceSettings(
+            model=str(model),
+            slot=slot,
+            host=host,
+            port=port,
+            store=None if store is None else str(store),
+            engine=EngineConfig(device=device, dtype=dtype, device_cache=device_cache, host_cache=host_cache),
+        )
+        asyncio.run(run_instance(settings, lambda at: typer.echo(f"{slot} serves on http://{host}:{at}")))
+    except RelayError as error:
+        Console(stderr=True).print(f"[red]relaygr serve instance:[/] {error}")
+        raise typer.Exit(1) from error
 
 
 def _show(result: DemoResult) -> None:

@@ -267,6 +267,11 @@ class Engine:
             cost_model={"steps": loop.cost.steps.coefficients, "copies": loop.cost.copies.coefficients},
         )
 
+    def pulse(self) -> tuple[float, int]:
+        """What every reply carries: milliseconds a rank without hurry would wait now, and the cost model's version."""
+        loop = self._open_loop()
+        return loop.wait_s() * 1e3, loop.cost.version
+
     def _open_loop(self) -> EngineLoop:
         if self._loop is None:
             raise Unavailable("the engine is not open: use it in `async with`")

@@ -1,0 +1,1 @@
+"""The relay across processes: wire format, engine process, instance and gateway."""
