@@ -5,8 +5,8 @@
     consumer   rows 64 … 127               P = silu ┘ while the weights between them are computed
 
 The grid is persistent: a block takes items off a list, the longest of a user first. An item is 128 rows of one head of
-one user. In an append its rows are aligned to pages by position, so one tile at most crosses the diagonal and a row's
-sum is taken in the same order however its history was cut into appends.
+one user. In an append its rows are aligned to pages by position, so one tile at most crosses the diagonal and the tiles
+of a row's sum are the same, in the same order, however its history was cut into appends.
 
 A key tile at the end of a history is copied so that its last valid token comes last: what lies before the page is out
 of the tensor's bounds and arrives as zeros. silu(0) = 0, so a zero key has no weight and no tail needs a mask, and
@@ -49,9 +49,9 @@ def split_pages(pages, blocks, bound, TARGET: gl.constexpr):
 @gluon.jit
 def _produce(
     q_desc, kv_desc, q_smem, k_smem, v_smem, box, q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free,
-    starts, cached, table, table_stride, counter, heads, ranks, blocks, work, layers, layer,
+    starts, cached, table, table_stride, counter, users, group, heads, ranks, blocks, work, layers, layer,
     TARGET: gl.constexpr, CAUSAL: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    QUERIES: gl.constexpr, DYNAMIC: gl.constexpr,
+    QUERIES: gl.constexpr, JOINT: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
     PER: gl.constexpr = ROWS // KEYS
     box_layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -61,9 +61,13 @@ def _produce(
     tile = 0
     items = 0
     while index < work:
-        head = index % heads
-        rank = (index // heads) % ranks
-        user = index // (heads * ranks)
+        # Groups of users whose keys the cache holds together; in a group the longest items of every user come first.
+        first_user = index // (heads * ranks * group) * group
+        among = gl.minimum(group, users - first_user)
+        rest = index - first_user * heads * ranks
+        head = rest % heads
+        user = first_user + (rest // heads) % among
+        rank = rest // (heads * among)
         begin = gl.load(starts + user)
         end = gl.load(starts + user + 1)
         tokens = gl.load(cached + user)
@@ -118,16 +122,18 @@ def _produce(
                 page = gl.load(pages + gl.maximum(j - 1, 0) // PER)
                 stage = tile % STAGES
                 phase = ((tile // STAGES) & 1) ^ 1
+                size: gl.constexpr = KEYS * D * (k_smem.dtype.primitive_bitwidth // 8)
                 mbarrier.wait(k_free.index(stage), phase)
-                mbarrier.expect(k_full.index(stage), KEYS * D * (k_smem.dtype.primitive_bitwidth // 8))
+                mbarrier.expect(k_full.index(stage), 2 * size if JOINT else size)
                 tma.async_copy_global_to_shared(
                     kv_desc, [line, shift, column], k_full.index(stage), k_smem.index(stage)
                 )
-                mbarrier.wait(v_free.index(stage), phase)
-                mbarrier.expect(v_full.index(stage), KEYS * D * (v_smem.dtype.primitive_bitwidth // 8))
-                tma.async_copy_global_to_shared(
-                    kv_desc, [line + PER, shift, column], v_full.index(stage), v_smem.index(stage)
-                )
+                arrival = k_full.index(stage)
+                if not JOINT:
+                    arrival = v_full.index(stage)
+                    mbarrier.wait(v_free.index(stage), phase)
+                    mbarrier.expect(arrival, size)
+                tma.async_copy_global_to_shared(kv_desc, [line + PER, shift, column], arrival, v_smem.index(stage))
                 tile += 1
             items += 1
         if DYNAMIC:
@@ -163,8 +169,8 @@ def _receive(box, box_full, box_free, items):
 @gluon.jit
 def _advance(
     p, o, q, k_smem, v_smem, k_full, k_free, v_full, v_free, turn, tile, half_scale, more,
-    KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, HALF: gl.constexpr,
-    s_layout: gl.constexpr, p_layout: gl.constexpr,
+    KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, JOINT: gl.constexpr, TURNS: gl.constexpr,
+    HALF: gl.constexpr, s_layout: gl.constexpr, p_layout: gl.constexpr,
 ):  # fmt: skip
     """One step: start S of this tile and P·V of the one before, weigh S while P·V runs.
 
@@ -176,19 +182,24 @@ def _advance(
     before = (tile - 1) % STAGES
     zero = gl.zeros([ROWS // 2, KEYS], gl.float32, s_layout)
     s = warpgroup_mma(q, k_smem.index(stage).reshape([KEYS, D]).permute([1, 0]), zero, use_acc=False, is_async=True)
-    mbarrier.wait(v_full.index(before), ((tile - 1) // STAGES) & 1)
+    if not JOINT:
+        mbarrier.wait(v_full.index(before), ((tile - 1) // STAGES) & 1)
     o = warpgroup_mma(p, v_smem.index(before).reshape([KEYS, D]), o, is_async=True)
     if TURNS:
         mbarrier.wait(turn.index(HALF), (tile & 1) ^ (1 - HALF))
     s = warpgroup_mma_wait(num_outstanding=1, deps=[s])
-    mbarrier.arrive(k_free.index(stage))
-    w = _silu(s, half_scale).to(p.dtype)
+    if not JOINT:
+        mbarrier.arrive(k_free.index(stage))
+    w = gl.convert_layout(_silu(s, half_scale).to(p.dtype), p_layout)
     mbarrier.wait(k_full.index((tile + 1) % STAGES), ((tile + 1) // STAGES) & 1, pred=more)
     if TURNS:
         mbarrier.arrive(turn.index(1 - HALF))
     o, p, w = warpgroup_mma_wait(num_outstanding=0, deps=[o, p, w])
-    mbarrier.arrive(v_free.index(before))
-    return gl.convert_layout(w, p_layout), o
+    if JOINT:
+        mbarrier.arrive(k_free.index(before))
+    else:
+        mbarrier.arrive(v_free.index(before))
+    return w, o
 
 
 @gluon.jit
@@ -196,7 +207,7 @@ def _consume(
     q_smem, k_smem, v_smem, box, q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free, turn,
     out, out_stride, part_stride, half_scale, factor,
     CAUSAL: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, QUERIES: gl.constexpr,
-    TURNS: gl.constexpr, HALF: gl.constexpr,
+    JOINT: gl.constexpr, TURNS: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     row0: gl.constexpr = HALF * (ROWS // 2)
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -216,8 +227,9 @@ def _consume(
                 phase = (tile // STAGES) & 1
                 mbarrier.wait(k_full.index(stage), phase)
                 mbarrier.arrive(k_free.index(stage))
-                mbarrier.wait(v_full.index(stage), phase)
-                mbarrier.arrive(v_free.index(stage))
+                if not JOINT:
+                    mbarrier.wait(v_full.index(stage), phase)
+                    mbarrier.arrive(v_free.index(stage))
                 if TURNS:
                     mbarrier.wait(turn.index(0), (tile & 1) ^ 1)
                     mbarrier.arrive(turn.index(1))
@@ -231,7 +243,8 @@ def _consume(
         if TURNS:
             mbarrier.wait(turn.index(HALF), (tile & 1) ^ (1 - HALF))
         s = warpgroup_mma_wait(num_outstanding=0, deps=[s])
-        mbarrier.arrive(k_free.index(stage))
+        if not JOINT:
+            mbarrier.arrive(k_free.index(stage))
         w = _silu(s, half_scale)
         if CAUSAL:
             key = gl.minimum(tokens, (top + 1) * KEYS) - KEYS + gl.arange(0, KEYS, layout=gl.SliceLayout(0, s_layout))
@@ -243,18 +256,33 @@ def _consume(
         mbarrier.wait(k_full.index(tile % STAGES), (tile // STAGES) & 1, pred=steps > 1)
         if TURNS:
             mbarrier.arrive(turn.index(1 - HALF))
-        for j in range(1, steps):
+        # Two at a time, so that the weights of one and of the next keep registers of their own.
+        for j in range(0, (steps - 1) // 2):
             p, o = _advance(
-                p, o, q, k_smem, v_smem, k_full, k_free, v_full, v_free, turn, tile, half_scale, j + 1 < steps,
-                KEYS, D, STAGES, TURNS, HALF, s_layout, p_layout,
+                p, o, q, k_smem, v_smem, k_full, k_free, v_full, v_free, turn, tile, half_scale, True,
+                KEYS, D, STAGES, JOINT, TURNS, HALF, s_layout, p_layout,
+            )  # fmt: skip
+            p, o = _advance(
+                p, o, q, k_smem, v_smem, k_full, k_free, v_full, v_free, turn, tile + 1, half_scale, 2 * j + 3 < steps,
+                KEYS, D, STAGES, JOINT, TURNS, HALF, s_layout, p_layout,
+            )  # fmt: skip
+            tile += 2
+        if steps % 2 == 0:
+            p, o = _advance(
+                p, o, q, k_smem, v_smem, k_full, k_free, v_full, v_free, turn, tile, half_scale, False,
+                KEYS, D, STAGES, JOINT, TURNS, HALF, s_layout, p_layout,
             )  # fmt: skip
             tile += 1
         mbarrier.arrive(q_free.index(place))
         stage = (tile - 1) % STAGES
-        mbarrier.wait(v_full.index(stage), ((tile - 1) // STAGES) & 1)
+        if not JOINT:
+            mbarrier.wait(v_full.index(stage), ((tile - 1) // STAGES) & 1)
         o = warpgroup_mma(p, v_smem.index(stage).reshape([KEYS, D]), o, is_async=True)
         o, p = warpgroup_mma_wait(num_outstanding=0, deps=[o, p])
-        mbarrier.arrive(v_free.index(stage))
+        if JOINT:
+            mbarrier.arrive(k_free.index(stage))
+        else:
+            mbarrier.arrive(v_free.index(stage))
         row = first + row0 + gl.arange(0, ROWS // 2, layout=gl.SliceLayout(1, o_layout))
         column = head * D + gl.arange(0, D, layout=gl.SliceLayout(0, o_layout))
         where = out + split.to(gl.int64) * part_stride + row.to(gl.int64)[:, None] * out_stride + column[None, :]
@@ -266,15 +294,19 @@ def _consume(
 @gluon.jit
 def silu_over_pages(
     q_desc, kv_desc, out, out_stride, part_stride, starts, cached, table, table_stride, counter,
-    heads, ranks, blocks, work, layers, layer, half_scale, factor,
+    users, group, heads, ranks, blocks, work, layers, layer, half_scale, factor,
     TARGET: gl.constexpr, CAUSAL: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    QUERIES: gl.constexpr, TURNS: gl.constexpr, DYNAMIC: gl.constexpr,
+    QUERIES: gl.constexpr, JOINT: gl.constexpr, TURNS: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
     """factor · Σ_j silu(q·k_j·scale)·v_j for every item.
 
     Append writes the rows of `out`. Score writes its sum of each split in fp32, `part_stride` apart; a split or a user
     without keys writes nothing.
     """
+    # Let the next kernel be launched already, then wait until all before this one have ended.
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2 * QUERIES, ROWS // 2, D], q_desc.layout)
     k_smem = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, 1, KEYS, D], kv_desc.layout)
     v_smem = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, 1, KEYS, D], kv_desc.layout)
@@ -307,18 +339,18 @@ def silu_over_pages(
             (_consume, (
                 q_smem, k_smem, v_smem, box, q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free, turn,
                 out, out_stride, part_stride, half_scale, factor,
-                CAUSAL, KEYS, D, STAGES, QUERIES, TURNS, 0,
+                CAUSAL, KEYS, D, STAGES, QUERIES, JOINT, TURNS, 0,
             )),
             (_consume, (
                 q_smem, k_smem, v_smem, box, q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free, turn,
                 out, out_stride, part_stride, half_scale, factor,
-                CAUSAL, KEYS, D, STAGES, QUERIES, TURNS, 1,
+                CAUSAL, KEYS, D, STAGES, QUERIES, JOINT, TURNS, 1,
             )),
             (_produce, (
                 q_desc, kv_desc, q_smem, k_smem, v_smem, box,
                 q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free,
-                starts, cached, table, table_stride, counter, heads, ranks, blocks, work, layers, layer,
-                TARGET, CAUSAL, KEYS, D, STAGES, QUERIES, DYNAMIC,
+                starts, cached, table, table_stride, counter, users, group, heads, ranks, blocks, work, layers,
+                layer, TARGET, CAUSAL, KEYS, D, STAGES, QUERIES, JOINT, DYNAMIC,
             )),
         ],
         [4, 1],

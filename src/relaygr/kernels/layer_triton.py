@@ -1,19 +1,24 @@
-"""The rest of an HSTU layer in Triton: what stands before and after attention, in three kernels."""
+"""The rest of an HSTU layer in Triton: two kernels before attention, two after."""
 
 import torch
 import triton
 import triton.language as tl
 
 from relaygr.history import PAGE
-from relaygr.kernels.portable import _silu
+from relaygr.kernels.device import has_tanh, launch_options
+from relaygr.kernels.portable import silu, wait_for_inputs
 from relaygr.kernels.ragged import Ragged
 
 __all__ = ["finish", "project"]
 
 
 @triton.jit
-def norm_rows(x, weight, bias, out, rows, stride, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, LINES: tl.constexpr):
+def norm_rows(
+    x, weight, bias, out, rows, stride, eps,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """LayerNorm of LINES rows."""
+    wait_for_inputs(OVERLAP)
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)
     dim = tl.arange(0, PADDED)
     inside = (row < rows)[:, None] & (dim < WIDTH)[None, :]
@@ -47,8 +52,10 @@ def project_rows(
     x, weight, bias, out, pages, starts, cached, table, rows, out_stride, table_stride, users, layers, layer,
     DEPTH: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, PAGED: tl.constexpr, SILU_ALL: tl.constexpr,
     HARDWARE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """[U | V | Q | K] = silu(x·W + b), on U or on all. PAGED: K and V go into their pages, out holds [U | Q]."""
+    wait_for_inputs(OVERLAP)
     block_m, block_n = _tile_order(rows, 4 * WIDTH, BLOCK_M, BLOCK_N)
     row = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     column = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -57,18 +64,14 @@ def project_rows(
     a = x + safe[:, None] * DEPTH + depth[None, :]
     b = weight + depth[:, None] * (4 * WIDTH) + column[None, :]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for k in range(0, DEPTH, BLOCK_K):
-        if DEPTH % BLOCK_K == 0:
-            acc = tl.dot(tl.load(a), tl.load(b), acc, input_precision="ieee")
-        else:
-            left = tl.load(a, mask=(k + depth < DEPTH)[None, :], other=0.0)
-            acc = tl.dot(left, tl.load(b, mask=(k + depth < DEPTH)[:, None], other=0.0), acc, input_precision="ieee")
+    for _ in range(0, DEPTH, BLOCK_K):
+        acc = tl.dot(tl.load(a), tl.load(b), acc, input_precision="ieee")
         a += BLOCK_K
         b += BLOCK_K * 4 * WIDTH
     acc += tl.load(bias + column).to(tl.float32)[None, :]
     part = block_n * BLOCK_N // WIDTH
     if SILU_ALL or part == 0:
-        acc = _silu(acc, HARDWARE)
+        acc = silu(acc, HARDWARE)
     inside = (row < rows)[:, None]
     if PAGED and part % 2 == 1:
         # U V Q K: part 1 is V, part 3 is K; in a page K comes first.
@@ -90,53 +93,58 @@ def project_rows(
 
 
 @triton.jit
-def finish_rows(
-    x, u, a, norm_weight, norm_bias, weight, out, rows, u_stride, a_stride, eps,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, CONCAT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+def gate_rows(
+    u, a, weight, bias, out, rows, u_stride, a_stride, eps,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, CONCAT: tl.constexpr, LINES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """[U | A | U·LN(A)]·W + x, or (U·LN(A))·W + x: norm and gate are computed as the product reads them."""
+    """[U | A | U·LN(A)], or U·LN(A), of LINES rows."""
+    wait_for_inputs(OVERLAP)
+    row = tl.program_id(0) * LINES + tl.arange(0, LINES)
+    dim = tl.arange(0, PADDED)
+    inside = (row < rows)[:, None] & (dim < WIDTH)[None, :]
+    place = row.to(tl.int64)[:, None]
+    gate = tl.load(u + place * u_stride + dim[None, :], mask=inside, other=0.0)
+    attended = tl.load(a + place * a_stride + dim[None, :], mask=inside, other=0.0)
+    values = attended.to(tl.float32)
+    mean = tl.sum(values, 1) / WIDTH
+    centred = tl.where(inside, values - mean[:, None], 0.0)
+    scale = 1 / tl.sqrt(tl.sum(centred * centred, 1) / WIDTH + eps)
+    w = tl.load(weight + dim, mask=dim < WIDTH, other=0.0).to(tl.float32)
+    b = tl.load(bias + dim, mask=dim < WIDTH, other=0.0).to(tl.float32)
+    gated = gate.to(tl.float32) * (centred * scale[:, None] * w[None, :] + b[None, :])
+    where = out + place * (3 * WIDTH if CONCAT else WIDTH) + dim[None, :]
+    if CONCAT:
+        tl.store(where, gate, mask=inside)
+        tl.store(where + WIDTH, attended, mask=inside)
+        where += 2 * WIDTH
+    tl.store(where, gated.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_product(
+    x, left, weight, out, rows,
+    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """x + left·weight."""
+    wait_for_inputs(OVERLAP)
     block_m, block_n = _tile_order(rows, COLUMNS, BLOCK_M, BLOCK_N)
     row = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     column = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.arange(0, BLOCK_K)
     safe = tl.minimum(row, rows - 1).to(tl.int64)
-    values = a + safe[:, None] * a_stride + depth[None, :]
-    total = tl.zeros([BLOCK_M], tl.float32)
-    for k in range(0, WIDTH, BLOCK_K):
-        total += tl.sum(tl.load(values + k).to(tl.float32), 1)
-    mean = total / WIDTH
-    total = tl.zeros([BLOCK_M], tl.float32)
-    for k in range(0, WIDTH, BLOCK_K):
-        centred = tl.load(values + k).to(tl.float32) - mean[:, None]
-        total += tl.sum(centred * centred, 1)
-    scale = 1 / tl.sqrt(total / WIDTH + eps)
-    gates = u + safe[:, None] * u_stride + depth[None, :]
+    a = left + safe[:, None] * DEPTH + depth[None, :]
     b = weight + depth[:, None] * COLUMNS + column[None, :]
-    apart = WIDTH * COLUMNS
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for k in range(0, WIDTH, BLOCK_K):
-        gate = tl.load(gates + k)
-        value = tl.load(values + k)
-        w = tl.load(norm_weight + k + depth).to(tl.float32)
-        shift = tl.load(norm_bias + k + depth).to(tl.float32)
-        normed = (value.to(tl.float32) - mean[:, None]) * scale[:, None] * w[None, :] + shift[None, :]
-        gated = (gate.to(tl.float32) * normed).to(gate.dtype)
-        if CONCAT:
-            acc = tl.dot(gate, tl.load(b), acc, input_precision="ieee")
-            acc = tl.dot(value, tl.load(b + apart), acc, input_precision="ieee")
-            acc = tl.dot(gated, tl.load(b + 2 * apart), acc, input_precision="ieee")
-        else:
-            acc = tl.dot(gated, tl.load(b), acc, input_precision="ieee")
+    for _ in range(0, DEPTH, BLOCK_K):
+        acc = tl.dot(tl.load(a), tl.load(b), acc, input_precision="ieee")
+        a += BLOCK_K
         b += BLOCK_K * COLUMNS
     place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
     inside = (row < rows)[:, None]
     acc += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
-
-
-def _hardware(x: torch.Tensor) -> bool:
-    return x.is_cuda and torch.version.cuda is not None
 
 
 def _block(size: int, most: int) -> int:
@@ -169,6 +177,7 @@ def project(
     norm_rows[triton.cdiv(rows, lines),](
         x, norm_weight, norm_bias, normed, rows, x.stride(0), eps,
         WIDTH=dim, PADDED=triton.next_power_of_2(dim), LINES=lines, num_warps=4,
+        **launch_options(x.device),
     )  # fmt: skip
     block_m, block_n, block_k, warps, stages = _project_tiles(rows, dim, width, x.dtype)
     nothing = x.new_empty(0, dtype=torch.int32) if batch is None else batch.starts
@@ -183,8 +192,9 @@ def project(
         0 if batch is None else len(batch.rows),
         0 if pages is None else pages.shape[1],
         layer,
-        DEPTH=dim, WIDTH=width, PAGE=PAGE, PAGED=paged, SILU_ALL=silu_all, HARDWARE=_hardware(x),
+        DEPTH=dim, WIDTH=width, PAGE=PAGE, PAGED=paged, SILU_ALL=silu_all, HARDWARE=has_tanh(x.device),
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+        **launch_options(x.device),
     )  # fmt: skip
     return out
 
@@ -206,11 +216,20 @@ def finish(
     if rows == 0:
         return out
     width = a.shape[1]
-    block_m, block_n, block_k, warps, stages = _finish_tiles(rows, dim, width, x.dtype)
-    finish_rows[triton.cdiv(rows, block_m) * (dim // block_n),](
-        x.contiguous(), u, a, norm_weight, norm_bias, weight, out, rows, u.stride(0), a.stride(0), eps,
-        WIDTH=width, COLUMNS=dim, CONCAT=concat,
+    depth = (3 if concat else 1) * width
+    combined = torch.empty((rows, depth), dtype=x.dtype, device=x.device)
+    lines = 4
+    gate_rows[triton.cdiv(rows, lines),](
+        u, a, norm_weight, norm_bias, combined, rows, u.stride(0), a.stride(0), eps,
+        WIDTH=width, PADDED=triton.next_power_of_2(width), CONCAT=concat, LINES=lines, num_warps=4,
+        **launch_options(x.device),
+    )  # fmt: skip
+    block_m, block_n, block_k, warps, stages = _finish_tiles(rows, dim, depth, x.dtype)
+    add_product[triton.cdiv(rows, block_m) * (dim // block_n),](
+        x.contiguous(), combined, weight, out, rows,
+        DEPTH=depth, COLUMNS=dim,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+        **launch_options(x.device),
     )  # fmt: skip
     return out
 
@@ -224,9 +243,9 @@ def _project_tiles(rows: int, dim: int, width: int, dtype: torch.dtype) -> tuple
     return 128, _block(width, 256), _block(dim, 64), 8, 3
 
 
-def _finish_tiles(rows: int, dim: int, width: int, dtype: torch.dtype) -> tuple[int, int, int, int, int]:
+def _finish_tiles(rows: int, dim: int, depth: int, dtype: torch.dtype) -> tuple[int, int, int, int, int]:
     if dtype == torch.float32:
-        return 32, _block(dim, 32), _block(width, 32), 4, 2
+        return 32, _block(dim, 32), _block(depth, 32), 4, 2
     if rows <= 1024:
-        return 64, _block(dim, 32), _block(width, 64), 4, 3
-    return 128, _block(dim, 128), _block(width, 64), 8, 3
+        return 64, _block(dim, 32), _block(depth, 64), 4, 5
+    return 128, _block(dim, 256), _block(depth, 64), 8, 3

@@ -8,11 +8,25 @@ are read without a mask; the last ones with.
 import triton
 import triton.language as tl
 
-__all__ = ["attend", "combine", "split_pages", "write_pages"]
+__all__ = ["attend", "combine", "silu", "split_pages", "wait_for_inputs", "write_pages"]
 
 
 @triton.jit
-def _silu(x, HARDWARE: tl.constexpr):
+def wait_for_inputs(OVERLAP: tl.constexpr):
+    """First in every kernel: let the next one be launched already, then wait until all before this one have ended."""
+    if OVERLAP:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0",
+            "=r",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def silu(x, HARDWARE: tl.constexpr):
     """silu(x) = h·(1 + tanh h), h = x/2: one instruction of the special-function unit instead of two."""
     if HARDWARE:
         h = x * 0.5
@@ -71,7 +85,7 @@ def _add(
         acc = acc * shrink[:, None]
         top = highest
     else:
-        w = _silu(s, HARDWARE)
+        w = silu(s, HARDWARE)
         if MASK:
             w = tl.where(visible, w, 0.0)
     acc = tl.dot(w.to(q.dtype), v.to(q.dtype), acc, input_precision="ieee")
@@ -83,9 +97,10 @@ def attend(
     q, k_new, v_new, out, pages, starts, cached, table,
     q_stride, new_stride, out_stride, part_stride, table_stride, heads, ranks, blocks, layers, layer, scale, factor,
     TARGET: tl.constexpr, CAUSAL: tl.constexpr, SOFTMAX: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, HARDWARE: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, HARDWARE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One item. Append, and score under softmax, write rows of `out`; score under SiLU its split's sum in fp32."""
+    wait_for_inputs(OVERLAP)
     index = tl.program_id(0)
     head = index % heads
     rank = (index // heads) % ranks
@@ -163,9 +178,10 @@ def combine(
     parts, q, k_new, v_new, out, starts, cached, q_stride, new_stride, out_stride, part_stride, heads, bound, scale,
     factor,
     TARGET: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, HARDWARE: tl.constexpr,
+    WIDTH: tl.constexpr, HARDWARE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The sums of a user's splits, in order, and the candidate itself: LINES rows of one head."""
+    wait_for_inputs(OVERLAP)
     user = tl.program_id(2)
     head = tl.program_id(1)
     begin = tl.load(starts + user)
@@ -187,7 +203,7 @@ def combine(
     acc = tl.zeros([LINES, WIDTH], tl.float32)
     for split in range(0, (pages + chunk - 1) // chunk):
         acc += tl.load(where + split * part_stride.to(tl.int64), mask=inside, other=0.0)
-    acc += (_silu(tl.sum(mine * k, 1) * scale, HARDWARE) * factor)[:, None] * v
+    acc += (silu(tl.sum(mine * k, 1) * scale, HARDWARE) * factor)[:, None] * v
     tl.store(out + row[:, None] * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)
 
 
@@ -195,8 +211,10 @@ def combine(
 def write_pages(
     k, v, pages, starts, cached, table, k_stride, v_stride, table_stride, heads, layers, layer,
     PAGE: tl.constexpr, D: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Put LINES new tokens of one user where they belong, WIDTH values of each at a time."""
+    wait_for_inputs(OVERLAP)
     user = tl.program_id(1)
     begin = tl.load(starts + user)
     row = begin + tl.program_id(0) * LINES + tl.arange(0, LINES)

@@ -4,8 +4,6 @@ Grids come from the host's view of a batch (`rows`, `lengths`); everything else 
 launch may be replayed with other starts, lengths and tables, within the bounds of the batch it was captured with.
 """
 
-import functools
-import importlib.util
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,9 +13,13 @@ import triton
 from relaygr.history import PAGE
 from relaygr.kernels import portable
 from relaygr.kernels.attention import Silu, Weighting
+from relaygr.kernels.device import has_tanh, is_hopper, launch_options, multiprocessors
 from relaygr.kernels.ragged import Ragged
 
 __all__ = ["TritonAttention"]
+
+_SHARED_KEYS: Final = 32 << 20
+"""Bytes of K and V of one layer that blocks work on at a time: what the second-level cache holds with room to spare."""
 
 _TARGET: Final = 128
 """Blocks that one user's scores are split into at most: about the multiprocessors of a Hopper GPU."""
@@ -25,24 +27,26 @@ _TARGET: Final = 128
 
 @dataclass(frozen=True)
 class _Tiles:
-    """A Hopper launch: keys of a tile, tiles of K and of V in flight, query blocks in flight, weights in turns."""
+    """A Hopper launch: keys of a tile, tiles of K and of V in flight, query blocks in flight; whether K and V arrive as
+    one; whether the two warpgroups weigh in turns."""
 
     keys: int
     stages: int
     queries: int
+    joint: bool = False
     turns: bool = False
 
 
 _APPEND: Final = {
-    32: _Tiles(128, 4, 2, turns=True),
-    64: _Tiles(128, 4, 2, turns=True),
-    128: _Tiles(128, 2, 2),
+    32: _Tiles(128, 4, 2, joint=True),
+    64: _Tiles(128, 4, 2, joint=True),
+    128: _Tiles(64, 4, 2),
     256: _Tiles(64, 2, 1),
 }
 _SCORE: Final = {
     32: _Tiles(128, 4, 1, turns=True),
     64: _Tiles(128, 4, 1, turns=True),
-    128: _Tiles(64, 4, 1),
+    128: _Tiles(128, 3, 1, turns=True),
     256: _Tiles(64, 2, 1),
 }
 
@@ -66,6 +70,7 @@ class TritonAttention:
             k, v, pages, batch.starts, batch.cached, batch.table,
             _row_stride(k), _row_stride(v), batch.table.stride(0), heads, layers, layer,
             PAGE=PAGE, D=dim, LINES=lines, WIDTH=min(triton.next_power_of_2(heads * dim), 512), num_warps=4,
+            **launch_options(k.device),
         )  # fmt: skip
 
     def append(
@@ -121,7 +126,8 @@ class TritonAttention:
             _row_stride(q), _row_stride(k), _row_stride(out), parts.stride(0), heads, splits,
             weighting.scale, 1 / weighting.length,
             TARGET=_TARGET, ROWS=rows, LINES=lines, PAGE=PAGE, D=dim,
-            WIDTH=triton.next_power_of_2(dim), HARDWARE=_hardware(q.device), num_warps=4,
+            WIDTH=triton.next_power_of_2(dim), HARDWARE=has_tanh(q.device), num_warps=4,
+            **launch_options(q.device),
         )  # fmt: skip
         return out
 
@@ -130,7 +136,7 @@ class TritonAttention:
         return (
             self._hopper
             and q.is_cuda
-            and _is_hopper(q.device)
+            and is_hopper(q.device)
             and q.shape[-1] in _APPEND
             and q.dtype in (torch.bfloat16, torch.float16)
             and pages.dtype == q.dtype
@@ -160,23 +166,6 @@ def _splits(batch: Ragged, heads: int, rows: int) -> int:
     return int(most)
 
 
-def _hardware(device: torch.device) -> bool:
-    """Whether kernels run on an NVIDIA GPU, whose tanh is written in its assembly."""
-    return device.type == "cuda" and torch.version.cuda is not None
-
-
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    if torch.version.cuda is None or torch.cuda.get_device_capability(device)[0] != 9:
-        return False
-    return importlib.util.find_spec("triton.experimental.gluon") is not None
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _portable_rows(q: torch.Tensor) -> int:
     return 64 if q.dtype == torch.float32 else 128
 
@@ -204,8 +193,9 @@ def _launch_portable(
         _row_stride(q), _row_stride(k), heads * dim, q.shape[0] * heads * dim, batch.table.stride(0),
         heads, ranks, blocks, pages.shape[1], layer, weighting.scale, factor,
         TARGET=_TARGET, CAUSAL=causal, SOFTMAX=not isinstance(weighting, Silu), ROWS=rows, KEYS=32 if full else 64,
-        PAGE=PAGE, D=dim, WIDTH=max(triton.next_power_of_2(dim), 16), HARDWARE=_hardware(q.device),
+        PAGE=PAGE, D=dim, WIDTH=max(triton.next_power_of_2(dim), 16), HARDWARE=has_tanh(q.device),
         num_warps=4 if full else 8, num_stages=2 if full or dim > 128 else 3,
+        **launch_options(q.device),
     )  # fmt: skip
 
 
@@ -242,13 +232,17 @@ def _launch_hopper(
         tile,
         gl.NVMMASharedLayout.get_default_for(tile, element),
     )
-    work = heads * len(batch.rows) * ranks
-    grid = min(work, _multiprocessors(q.device))
+    users = len(batch.rows)
+    longest = max(n + (r if causal else 0) for r, n in zip(batch.rows, batch.lengths, strict=True))
+    group = min(users, max(1, _SHARED_KEYS // max(1, longest * width * 2 * q.element_size())))
+    work = heads * users * ranks
+    grid = min(work, multiprocessors(q.device))
     dynamic = causal and work > grid
     counter = torch.zeros(1, dtype=torch.int32, device=q.device) if dynamic else batch.starts
     hopper.silu_over_pages[grid,](
         queries, keys, out, width, total * width, batch.starts, batch.cached, batch.table, batch.table.stride(0),
-        counter, heads, ranks, blocks, work, layers, layer, weighting.scale / 2, 1 / weighting.length,
+        counter, users, group, heads, ranks, blocks, work, layers, layer, weighting.scale / 2, 1 / weighting.length,
         TARGET=_TARGET, CAUSAL=causal, KEYS=tiles.keys, D=dim, STAGES=tiles.stages, QUERIES=tiles.queries,
-        TURNS=tiles.turns, DYNAMIC=dynamic, num_warps=4,
+        JOINT=tiles.joint, TURNS=tiles.turns, DYNAMIC=dynamic, num_warps=4,
+        launch_pdl=True,
     )  # fmt: skip
