@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from oracle import TOLERANCE
+from oracle import TOLERANCE, row
 from paged import VARIANTS, Pool, User, random_history, small_model
 from relaygr.history import History
 from relaygr.model import AppendBatch, AppendRow, Candidates, RankingModel
@@ -51,8 +51,9 @@ def least_moves(model: RankingModel, history: History, changes: list[tuple[int, 
 
 
 def other_item(history: History, at: int) -> History:
+    """Another item, with another row of the table."""
     items = history.items.copy()
-    items[at] = (items[at] + 1) % 500
+    items[at] = (row(int(items[at]), 500) + 1) % 500
     return History(items, history.actions, history.timestamps)
 
 

@@ -85,7 +85,7 @@ def _draw(name: str, parameter: torch.Tensor, generator: torch.Generator) -> Non
             parameter.copy_(torch.cat((u, 2.0 * v, 0.7 * q, 0.7 * k), dim=1))
         case "qkv_weight":
             q, k, v = fan_in.chunk(3, dim=1)
-            parameter.copy_(torch.cat((1.6 * q, 1.6 * k, 3.0 * v), dim=1))
+            parameter.copy_(torch.cat((q, k, 3.0 * v), dim=1))
         case "output_weight":
             parameter.copy_(6.0 * fan_in)
         case "gate_up_weight" | "down_weight":
