@@ -1,0 +1,153 @@
+"""A small HTTP/1.1 client for the hot path: kept connections, one request at a time on each, nothing parsed twice."""
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import Final, NamedTuple
+
+from relaygr.errors import Unavailable
+
+__all__ = ["HttpClient", "Response"]
+
+MAX_REPLY: Final = 64 * 2**20
+_END: Final = b"\r\n\r\n"
+
+
+class Response(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    """Names in lower case."""
+    body: bytes
+
+
+class HttpClient:
+    """Requests to one address over kept connections. Raises Unavailable when it cannot be reached or breaks off."""
+
+    def __init__(self, host: str, port: int, *, keep: int = 64) -> None:
+        """`keep`: idle connections kept for the next request."""
+        self._host = host
+        self._port = port
+        self._keep = keep
+        self._idle: deque[_Connection] = deque()
+        self._closed = False
+
+    async def request(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> Response:
+        """One exchange. A kept connection that the server had closed meanwhile is replaced once, unseen."""
+        head = [f"{method} {path} HTTP/1.1", f"host: {self._host}:{self._port}", f"content-length: {len(body)}"]
+        head += [f"{name}: {value}" for name, value in (headers or {}).items()]
+        message = "\r\n".join(head).encode("latin-1") + _END + body
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                with contextlib.suppress(_Stale):
+                    return await self._exchange(connection, message)
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(_Connection, self._host, self._port)
+        except OSError as error:
+            raise Unavailable(f"{self._host}:{self._port} cannot be reached: {error}") from error
+        try:
+            return await self._exchange(connection, message)
+        except _Stale as error:
+            raise Unavailable(f"{self._host}:{self._port} broke off") from error
+
+    async def _exchange(self, connection: "_Connection", message: bytes) -> Response:
+        try:
+            response = await connection.exchange(message)
+        except BaseException:
+            connection.close()
+            raise
+        if connection.usable and len(self._idle) < self._keep and not self._closed:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return response
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+
+class _Stale(Exception):
+    """The connection ended before any of the reply came: nothing is known to have happened."""
+
+
+class _Connection(asyncio.Protocol):
+    """One connection. Replies have a content-length; anything else is refused."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._waiting: asyncio.Future[Response] | None = None
+        self._received = bytearray()
+        self._head: tuple[int, dict[str, str], int, int] | None = None
+        self._keep_alive = True
+
+    @property
+    def usable(self) -> bool:
+        return self._keep_alive and self._transport is not None and not self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    async def exchange(self, message: bytes) -> Response:
+        assert self._transport is not None
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._transport.write(message)
+        try:
+            return await self._waiting
+        finally:
+            self._waiting = None
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        try:
+            self._parse()
+        except (ValueError, IndexError) as error:
+            self._fail(Unavailable(f"not an HTTP reply: {error}"))
+
+    def _parse(self) -> None:
+        if self._head is None:
+            end = self._received.find(_END)
+            if end < 0:
+                if len(self._received) > 2**16:
+                    raise ValueError("its head does not end")
+                return
+            first, *lines = self._received[:end].decode("latin-1").split("\r\n")
+            headers = {}
+            for line in lines:
+                name, _, value = line.partition(":")
+                headers[name.strip().lower()] = value.strip()
+            length = int(headers["content-length"]) if "content-length" in headers else -1
+            if not 0 <= length <= MAX_REPLY:
+                raise ValueError("it has no content-length, or too large a one")
+            self._head = int(first.split(" ", 2)[1]), headers, end + len(_END), length
+        status, headers, start, length = self._head
+        if len(self._received) < start + length:
+            return
+        if len(self._received) > start + length:
+            raise ValueError("more than was asked for")
+        response = Response(status, headers, bytes(self._received[start:]))
+        self._keep_alive = headers.get("connection", "").lower() != "close"
+        self._received.clear()
+        self._head = None
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(response)
+        else:  # nobody asked
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._keep_alive = False
+        self._fail(Unavailable("the connection broke off within a reply") if self._received else _Stale())
+
+    def _fail(self, error: Exception) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(error)
+        self.close()
+
+    def close(self) -> None:
+        self._keep_alive = False
+        if self._transport is not None:
+            self._transport.close()
