@@ -303,10 +303,6 @@ def silu_over_pages(
     Append writes the rows of `out`. Score writes its sum of each split in fp32, `part_stride` apart; a split or a user
     without keys writes nothing.
     """
-    # Let the next kernel be launched already, then wait until all before this one have ended.
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2 * QUERIES, ROWS // 2, D], q_desc.layout)
     k_smem = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, 1, KEYS, D], kv_desc.layout)
     v_smem = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, 1, KEYS, D], kv_desc.layout)

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 
 from relaygr.history import PAGE
-from relaygr.kernels.device import has_tanh, launch_options
-from relaygr.kernels.portable import silu, wait_for_inputs
+from relaygr.kernels.device import has_tanh
+from relaygr.kernels.portable import silu
 from relaygr.kernels.ragged import Ragged
 
 __all__ = ["finish", "project"]
@@ -15,10 +15,9 @@ __all__ = ["finish", "project"]
 @triton.jit
 def norm_rows(
     x, weight, bias, out, rows, stride, eps,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """LayerNorm of LINES rows."""
-    wait_for_inputs(OVERLAP)
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)
     dim = tl.arange(0, PADDED)
     inside = (row < rows)[:, None] & (dim < WIDTH)[None, :]
@@ -52,10 +51,8 @@ def project_rows(
     x, weight, bias, out, pages, starts, cached, table, rows, out_stride, table_stride, users, layers, layer,
     DEPTH: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, PAGED: tl.constexpr, SILU_ALL: tl.constexpr,
     HARDWARE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """[U | V | Q | K] = silu(x·W + b), on U or on all. PAGED: K and V go into their pages, out holds [U | Q]."""
-    wait_for_inputs(OVERLAP)
     block_m, block_n = _tile_order(rows, 4 * WIDTH, BLOCK_M, BLOCK_N)
     row = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     column = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -96,10 +93,8 @@ def project_rows(
 def gate_rows(
     u, a, weight, bias, out, rows, u_stride, a_stride, eps,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, CONCAT: tl.constexpr, LINES: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """[U | A | U·LN(A)], or U·LN(A), of LINES rows."""
-    wait_for_inputs(OVERLAP)
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)
     dim = tl.arange(0, PADDED)
     inside = (row < rows)[:, None] & (dim < WIDTH)[None, :]
@@ -125,10 +120,8 @@ def gate_rows(
 def add_product(
     x, left, weight, out, rows,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x + left·weight."""
-    wait_for_inputs(OVERLAP)
     block_m, block_n = _tile_order(rows, COLUMNS, BLOCK_M, BLOCK_N)
     row = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     column = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -177,7 +170,6 @@ def project(
     norm_rows[triton.cdiv(rows, lines),](
         x, norm_weight, norm_bias, normed, rows, x.stride(0), eps,
         WIDTH=dim, PADDED=triton.next_power_of_2(dim), LINES=lines, num_warps=4,
-        **launch_options(x.device),
     )  # fmt: skip
     block_m, block_n, block_k, warps, stages = _project_tiles(rows, dim, width, x.dtype)
     nothing = x.new_empty(0, dtype=torch.int32) if batch is None else batch.starts
@@ -194,7 +186,6 @@ def project(
         layer,
         DEPTH=dim, WIDTH=width, PAGE=PAGE, PAGED=paged, SILU_ALL=silu_all, HARDWARE=has_tanh(x.device),
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
-        **launch_options(x.device),
     )  # fmt: skip
     return out
 
@@ -222,14 +213,12 @@ def finish(
     gate_rows[triton.cdiv(rows, lines),](
         u, a, norm_weight, norm_bias, combined, rows, u.stride(0), a.stride(0), eps,
         WIDTH=width, PADDED=triton.next_power_of_2(width), CONCAT=concat, LINES=lines, num_warps=4,
-        **launch_options(x.device),
     )  # fmt: skip
     block_m, block_n, block_k, warps, stages = _finish_tiles(rows, dim, depth, x.dtype)
     add_product[triton.cdiv(rows, block_m) * (dim // block_n),](
         x.contiguous(), combined, weight, out, rows,
         DEPTH=depth, COLUMNS=dim,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
-        **launch_options(x.device),
     )  # fmt: skip
     return out
 

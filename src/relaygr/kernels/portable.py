@@ -8,21 +8,7 @@ are read without a mask; the last ones with.
 import triton
 import triton.language as tl
 
-__all__ = ["attend", "combine", "silu", "split_pages", "wait_for_inputs", "write_pages"]
-
-
-@triton.jit
-def wait_for_inputs(OVERLAP: tl.constexpr):
-    """First in every kernel: let the next one be launched already, then wait until all before this one have ended."""
-    if OVERLAP:
-        tl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0",
-            "=r",
-            [],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+__all__ = ["attend", "combine", "silu", "split_pages", "write_pages"]
 
 
 @triton.jit
@@ -97,10 +83,9 @@ def attend(
     q, k_new, v_new, out, pages, starts, cached, table,
     q_stride, new_stride, out_stride, part_stride, table_stride, heads, ranks, blocks, layers, layer, scale, factor,
     TARGET: tl.constexpr, CAUSAL: tl.constexpr, SOFTMAX: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, HARDWARE: tl.constexpr, OVERLAP: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
     """One item. Append, and score under softmax, write rows of `out`; score under SiLU its split's sum in fp32."""
-    wait_for_inputs(OVERLAP)
     index = tl.program_id(0)
     head = index % heads
     rank = (index // heads) % ranks
@@ -178,10 +163,9 @@ def combine(
     parts, q, k_new, v_new, out, starts, cached, q_stride, new_stride, out_stride, part_stride, heads, bound, scale,
     factor,
     TARGET: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, HARDWARE: tl.constexpr, OVERLAP: tl.constexpr,
+    WIDTH: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
     """The sums of a user's splits, in order, and the candidate itself: LINES rows of one head."""
-    wait_for_inputs(OVERLAP)
     user = tl.program_id(2)
     head = tl.program_id(1)
     begin = tl.load(starts + user)
@@ -211,10 +195,8 @@ def combine(
 def write_pages(
     k, v, pages, starts, cached, table, k_stride, v_stride, table_stride, heads, layers, layer,
     PAGE: tl.constexpr, D: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Put LINES new tokens of one user where they belong, WIDTH values of each at a time."""
-    wait_for_inputs(OVERLAP)
     user = tl.program_id(1)
     begin = tl.load(starts + user)
     row = begin + tl.program_id(0) * LINES + tl.arange(0, LINES)

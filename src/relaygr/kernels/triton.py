@@ -13,7 +13,7 @@ import triton
 from relaygr.history import PAGE
 from relaygr.kernels import portable
 from relaygr.kernels.attention import Silu, Weighting
-from relaygr.kernels.device import has_tanh, is_hopper, launch_options, multiprocessors
+from relaygr.kernels.device import has_tanh, is_hopper, multiprocessors
 from relaygr.kernels.ragged import Ragged
 
 __all__ = ["TritonAttention"]
@@ -70,7 +70,6 @@ class TritonAttention:
             k, v, pages, batch.starts, batch.cached, batch.table,
             _row_stride(k), _row_stride(v), batch.table.stride(0), heads, layers, layer,
             PAGE=PAGE, D=dim, LINES=lines, WIDTH=min(triton.next_power_of_2(heads * dim), 512), num_warps=4,
-            **launch_options(k.device),
         )  # fmt: skip
 
     def append(
@@ -127,7 +126,6 @@ class TritonAttention:
             weighting.scale, 1 / weighting.length,
             TARGET=_TARGET, ROWS=rows, LINES=lines, PAGE=PAGE, D=dim,
             WIDTH=triton.next_power_of_2(dim), HARDWARE=has_tanh(q.device), num_warps=4,
-            **launch_options(q.device),
         )  # fmt: skip
         return out
 
@@ -195,7 +193,6 @@ def _launch_portable(
         TARGET=_TARGET, CAUSAL=causal, SOFTMAX=not isinstance(weighting, Silu), ROWS=rows, KEYS=32 if full else 64,
         PAGE=PAGE, D=dim, WIDTH=max(triton.next_power_of_2(dim), 16), HARDWARE=has_tanh(q.device),
         num_warps=4 if full else 8, num_stages=2 if full or dim > 128 else 3,
-        **launch_options(q.device),
     )  # fmt: skip
 
 
@@ -244,5 +241,4 @@ def _launch_hopper(
         counter, users, group, heads, ranks, blocks, work, layers, layer, weighting.scale / 2, 1 / weighting.length,
         TARGET=_TARGET, CAUSAL=causal, KEYS=tiles.keys, D=dim, STAGES=tiles.stages, QUERIES=tiles.queries,
         JOINT=tiles.joint, TURNS=tiles.turns, DYNAMIC=dynamic, num_warps=4,
-        launch_pdl=True,
     )  # fmt: skip
