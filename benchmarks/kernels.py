@@ -1,0 +1,446 @@
+"""Speed and correctness of the kernels on one GPU: a table, and a JSON file with machine, commit, inputs and figures.
+
+    python benchmarks/kernels.py --commit $(git rev-parse --short HEAD)
+
+Every figure is a median over replays of a captured graph whose launches read different layers of the pool, so that keys
+come from device memory unless a user's fit the cache by themselves. Ceilings are measured in the same run: a large bf16
+matrix product and a large device copy. Causal FLOPs are counted as 2·n²·H·d, those of scores as 4·m·n·H·d.
+"""
+
+import argparse
+import json
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from relaygr.history import PAGE
+from relaygr.kernels import PageLayout, Ragged, ReferenceAttention, Silu, Softmax, Weighting
+from relaygr.kernels import layer as hstu
+from relaygr.kernels.triton import TritonAttention
+
+DEVICE: Final = "cuda"
+DTYPE: Final = torch.bfloat16
+CACHE_BYTES: Final = 128 << 20
+TOLERANCE: Final = 5e-3
+HEADS: Final = 4
+LAYER_ROWS: Final = (512, 2048, 8192, 32768)
+
+TRIED: Final = {
+    "append": [
+        "one Triton loop, pointer loads, 128 rows (the portable kernel; its figure is in this file)",
+        "two warpgroups and a producer warp with bulk tensor copies (kept)",
+        "S of the next tile and P·V of the last one started before the weights are computed (kept)",
+        "steps unrolled by two, so that weights need no register copies (kept)",
+        "rounds of alternating direction over a static list instead of a counter: up to 20% slower",
+        "users one after the other, or all interleaved, instead of groups whose keys fit the cache: slower",
+        "warpgroups weighing in turns: slower in appends, faster in scores",
+        "K and V of a tile on one barrier: faster for heads of 64, needs the room for a stage more",
+        "part of the tanh as a polynomial on the multipliers: slower, the issue slots are what is short",
+        "launching each kernel while the one before it ends: no gain for long appends, 8% slower ranks at 8K",
+        "two tiles of S in registers: the assembler serialises it across the loop; inside a pair of tiles, slower",
+        "packed tanh of two 16-bit values: the unit does them one after the other",
+    ],
+    "score": [
+        "keys split over blocks, chosen from each user's own rows and length, sums added by a second kernel (kept)",
+        "tiles of 64 and 128 keys, two to six in flight; weighing in turns (kept: 128 keys, three, in turns)",
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One attention row of the targets, or one shape of such a row."""
+
+    name: str
+    kind: str
+    users: int
+    tokens: int
+    rows: int
+    head_dim: int
+    least: float
+
+
+TARGETS: Final = [
+    Target("causal, 16K tokens, 4 × 128", "append", 1, 16384, 0, 128, 620),
+    Target("causal, 16K tokens, 4 × 64", "append", 1, 16384, 0, 64, 540),
+    Target("causal, 16K tokens, 4 × 256", "append", 1, 16384, 0, 256, 660),
+    Target("causal, 16 users of 2K, 4 × 64", "append", 16, 2048, 0, 64, 400),
+    Target("causal, 16 users of 2K, 4 × 128", "append", 16, 2048, 0, 128, 460),
+    Target("causal, 16 users of 2K, 4 × 256", "append", 16, 2048, 0, 256, 530),
+    Target("512 candidates over 16K keys, 4 × 128", "score", 1, 16384, 512, 128, 450),
+]
+
+
+@dataclass
+class Report:
+    """What goes into the file."""
+
+    machine: dict[str, Any]
+    commit: str
+    when: str
+    inputs: dict[str, Any]
+    ceilings: dict[str, float] = field(default_factory=dict)
+    targets: list[dict[str, Any]] = field(default_factory=list)
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    correctness: list[dict[str, Any]] = field(default_factory=list)
+    layer: list[dict[str, Any]] = field(default_factory=list)
+    stack: list[dict[str, Any]] = field(default_factory=list)
+    paging: list[dict[str, Any]] = field(default_factory=list)
+
+
+def median_ms(launches: Sequence[Callable[[], object]], replays: int = 15) -> float:
+    """Milliseconds of one launch: the median replay of a graph of all of them, over their number."""
+    for launch in launches:
+        launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in launches:
+            launch()
+    times: list[float] = []
+    for replay in range(replays + 3):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        stop.record()
+        torch.cuda.synchronize()
+        if replay >= 3:
+            times.append(start.elapsed_time(stop) / len(launches))
+    return sorted(times)[len(times) // 2]
+
+
+def measure_ceilings() -> dict[str, float]:
+    left, right = (torch.randn(8192, 8192, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    product = median_ms([lambda: left @ right] * 4, replays=30)
+    source = torch.randn(1 << 30, device=DEVICE, dtype=DTYPE)
+    sink = torch.empty_like(source)
+    copy = median_ms([lambda: torch.neg(source, out=sink)] * 4)  # a kernel: copies in a graph go to the copy engine
+    return {
+        "matrix_tflops": 2 * 8192**3 / product / 1e9,
+        "copy_gb_s": 2 * source.numel() * source.element_size() / copy / 1e6,
+    }
+
+
+class Bench:
+    """Shapes of one head dim on one pool each."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._attention = TritonAttention()
+
+    def append(
+        self, users: int, tokens: int, head_dim: int, *, weighting: Weighting | None = None, hopper: bool = True,
+        shuffled: bool = True,
+    ) -> dict[str, Any]:  # fmt: skip
+        layers = _layers(users * tokens, head_dim, most=4)
+        pages, batch = _pool(users, tokens, layers, head_dim, new=tokens, shuffled=shuffled)
+        q = torch.randn(users * tokens, HEADS, head_dim, device=DEVICE, dtype=DTYPE)
+        attention = self._attention if hopper else TritonAttention(hopper=False)
+        chosen = weighting or Silu(head_dim**-0.5, float(tokens))
+        launches = [partial(attention.append, chosen, q, pages, layer, batch) for layer in range(layers)]
+        ms = median_ms(launches)
+        flops = users * 2 * tokens**2 * HEADS * head_dim
+        moved = users * tokens * HEADS * head_dim * DTYPE.itemsize * 4
+        return self._figure(
+            "append", ms, flops, moved, users=users, tokens=tokens, head_dim=head_dim, weighting=type(chosen).__name__,
+            kernel="hopper" if hopper and isinstance(chosen, Silu) else "portable",
+        )  # fmt: skip
+
+    def score(
+        self, users: int, tokens: int, rows: int, head_dim: int, *, weighting: Weighting | None = None
+    ) -> dict[str, Any]:
+        layers = _layers(users * tokens, head_dim, most=16)
+        pages, batch = _pool(users, tokens, layers, head_dim, new=0, rows=rows)
+        q, k, v = (torch.randn(users * rows, HEADS, head_dim, device=DEVICE, dtype=DTYPE) for _ in range(3))
+        chosen = weighting or Silu(head_dim**-0.5, float(tokens))
+        launches = [partial(self._attention.score, chosen, q, k, v, pages, layer, batch) for layer in range(layers)]
+        ms = median_ms(launches)
+        flops = users * 4 * rows * tokens * HEADS * head_dim
+        moved = users * (2 * tokens + 4 * rows) * HEADS * head_dim * DTYPE.itemsize
+        return self._figure(
+            "score", ms, flops, moved, users=users, tokens=tokens, rows=rows, head_dim=head_dim,
+            weighting=type(chosen).__name__, kernel="hopper" if isinstance(chosen, Silu) else "portable",
+        )  # fmt: skip
+
+    def _figure(self, kind: str, ms: float, flops: int, moved: int, **shape: object) -> dict[str, Any]:
+        ceilings = self._report.ceilings
+        tflops, gb_s = flops / ms / 1e9, moved / ms / 1e6
+        return {
+            "kind": kind,
+            **shape,
+            "heads": HEADS,
+            "us": round(ms * 1e3, 2),
+            "tflops": round(tflops, 1),
+            "gb_s": round(gb_s, 1),
+            "of_matrix_ceiling": round(tflops / ceilings["matrix_tflops"], 3),
+            "of_copy_ceiling": round(gb_s / ceilings["copy_gb_s"], 3),
+        }
+
+
+def _layers(tokens: int, head_dim: int, *, most: int) -> int:
+    """Layers of the pool that together exceed the cache."""
+    per_layer = tokens * HEADS * head_dim * 2 * DTYPE.itemsize
+    return max(2, min(most, -(-CACHE_BYTES // per_layer)))
+
+
+def _pool(
+    users: int, tokens: int, layers: int, head_dim: int, *, new: int, rows: int = 0, shuffled: bool = True
+) -> tuple[torch.Tensor, Ragged]:
+    """Random pages in random order, and a batch that appends `new` of `tokens` tokens or scores `rows` candidates."""
+    per_user = PageLayout.count(tokens)
+    pages = PageLayout(layers, HEADS, head_dim, DTYPE).allocate(users * per_user, device=DEVICE)
+    for first in range(0, len(pages), 256):
+        pages[first : first + 256].normal_()
+    order = torch.randperm(len(pages)) if shuffled else torch.arange(len(pages))
+    tables = order.view(users, per_user).tolist()
+    return pages, Ragged.build([new or rows] * users, [tokens - new] * users, tables, DEVICE)
+
+
+def check(
+    head_dim: int, rows: Sequence[int], cached: Sequence[int], weighting: Weighting, *, causal: bool
+) -> dict[str, Any]:
+    """bf16 against float64: fresh inputs, NaN in free pages, in the room behind tokens, and in fresh memory."""
+    layers, layer = 2, 1
+    ends = [c + (r if causal else 0) for r, c in zip(rows, cached, strict=True)]
+    counts = [PageLayout.count(n) for n in ends]
+    order = torch.randperm(sum(counts) + 3).tolist()
+    tables = [order[sum(counts[:u]) : sum(counts[: u + 1])] for u in range(len(counts))]
+    batch = Ragged.build(rows, cached, tables, DEVICE)
+    pages = PageLayout(layers, HEADS, head_dim, DTYPE).allocate(len(order), device=DEVICE).fill_(torch.nan)
+    for user, length in enumerate(cached):
+        for start in range(0, length, PAGE):
+            page = pages[tables[user][start // PAGE], layer, :, : min(PAGE, length - start)]
+            page.copy_(torch.randn(page.shape))
+    q, k, v = (torch.randn(sum(rows), HEADS, head_dim, device=DEVICE, dtype=DTYPE) for _ in range(3))
+    reference = ReferenceAttention()
+    errors = {}
+    for name, attention in (("hopper", TritonAttention()), ("portable", TritonAttention(hopper=False))):
+        torch.full((64 << 20,), torch.nan, device=DEVICE)  # what the allocator hands out next is poisoned
+        if causal:
+            attention.write(k, v, pages, layer, batch)
+        wide = pages.double().nan_to_num_(0.0)
+        if causal:
+            result = attention.append(weighting, q, pages, layer, batch)
+            expected = reference.append(weighting, q.double(), wide, layer, batch)
+        else:
+            result = attention.score(weighting, q, k, v, pages, layer, batch)
+            expected = reference.score(weighting, q.double(), k.double(), v.double(), wide, layer, batch)
+        finite = bool(result.isfinite().all())
+        difference = (result.double() - expected).pow(2).sum((0, 2)) / expected.pow(2).sum((0, 2))
+        errors[name] = float(difference.sqrt().max()) if finite else float("inf")
+    return {
+        "kind": "append" if causal else "score", "head_dim": head_dim, "weighting": type(weighting).__name__,
+        "rows": list(rows), "cached": list(cached), "error": errors, "passed": max(errors.values()) <= TOLERANCE,
+    }  # fmt: skip
+
+
+def layer_figures(rows: int, dim: int, heads: int, head_dim: int) -> dict[str, Any]:
+    """What stands around attention in one layer, plain torch against fused, in microseconds."""
+    width = heads * head_dim
+
+    def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(*shape, device=DEVICE) * scale).to(DTYPE)
+
+    before, after = hstu.Norm(random(dim), random(dim), 1e-6), hstu.Norm(random(width), random(width), 1e-6)
+    weight, bias, last = random(dim, 4 * width, scale=dim**-0.5), random(4 * width), random(3 * width, dim, scale=0.02)
+    x, attended = random(rows, dim), random(rows, heads, head_dim)
+    count = PageLayout.count(rows)
+    pages = PageLayout(1, heads, head_dim, DTYPE).allocate(count, device=DEVICE)
+    batch = Ragged.build([rows], [0], [list(range(count))], DEVICE)
+    attention = TritonAttention()
+
+    def plain() -> None:
+        projected = hstu.project_plain(x, before, weight, bias, heads, silu_all=False)
+        attention.write(projected.k, projected.v, pages, 0, batch)
+
+    def fused() -> tuple[torch.Tensor, torch.Tensor]:
+        return hstu.project_into(attention, x, before, weight, bias, pages, 0, batch, silu_all=False)
+
+    u, _ = fused()
+    close = hstu.finish_plain(x, u, attended, after, last, concat=True).float()
+    difference = hstu.finish(x, u, attended, after, last, concat=True).float() - close
+    times = {
+        "project_plain_us": median_ms([plain] * 4),
+        "project_fused_us": median_ms([fused] * 4),
+        "finish_plain_us": median_ms([lambda: hstu.finish_plain(x, u, attended, after, last, concat=True)] * 4),
+        "finish_fused_us": median_ms([lambda: hstu.finish(x, u, attended, after, last, concat=True)] * 4),
+        "product_alone_us": median_ms([lambda: x @ weight] * 4),
+    }
+    return {
+        "rows": rows, "dim": dim, "heads": heads, "head_dim": head_dim,
+        **{name: round(ms * 1e3, 2) for name, ms in times.items()},
+        "finish_difference": float(difference.norm() / close.norm()),
+    }  # fmt: skip
+
+
+def stack_figures(tokens: int, candidates: int, layers: int = 8, dim: int = 512) -> dict[str, Any]:
+    """All layers of a model, without embeddings and heads: a whole history appended, candidates scored on it."""
+    head_dim = dim // HEADS
+
+    def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(*shape, device=DEVICE) * scale).to(DTYPE)
+
+    pages, append = _pool(1, tokens, layers, head_dim, new=tokens)
+    _, score = _pool(1, tokens, 1, head_dim, new=0, rows=candidates)
+    score = Ragged(score.rows, score.lengths, score.starts, score.cached, append.table)
+    norm = hstu.Norm(random(dim), random(dim), 1e-6)
+    weight, bias, last = random(dim, 4 * dim, scale=0.03), random(4 * dim), random(3 * dim, dim, scale=0.02)
+    weighting, attention = Silu(head_dim**-0.5, float(tokens)), TritonAttention()
+
+    def pre_infer(x: torch.Tensor) -> None:
+        for layer in range(layers):
+            u, q = hstu.project_into(attention, x, norm, weight, bias, pages, layer, append, silu_all=False)
+            if layer < layers - 1:
+                attended = attention.append(weighting, q, pages, layer, append)
+                x = hstu.finish(x, u, attended, norm, last, concat=True)
+
+    def rank(x: torch.Tensor) -> None:
+        for layer in range(layers):
+            u, v, q, k = hstu.project(x, norm, weight, bias, HEADS, silu_all=False)
+            x = hstu.finish(x, u, attention.score(weighting, q, k, v, pages, layer, score), norm, last, concat=True)
+
+    return {
+        "tokens": tokens, "candidates": candidates, "layers": layers, "dim": dim,
+        "pre_infer_ms": round(median_ms([partial(pre_infer, random(tokens, dim))]), 4),
+        "rank_ms": round(median_ms([partial(rank, random(candidates, dim))]), 4),
+    }  # fmt: skip
+
+
+def run(report: Report, out: Path, console: Console) -> None:
+    bench = Bench(report)
+    report.ceilings = {name: round(value, 1) for name, value in measure_ceilings().items()}
+    jobs: list[tuple[str, list[dict[str, Any]], Callable[[], dict[str, Any]]]] = []
+    jobs += [(target.name, report.targets, partial(_measure_target, bench, target)) for target in TARGETS]
+    for head_dim in (32, 64, 128, 256):
+        for weighting in (Silu(head_dim**-0.5, 100.0), Softmax(head_dim**-0.5)):
+            name = f"check {head_dim} {type(weighting).__name__}"
+            rows, cached = [1, 77, 500, 129], [0, 256, 130, 1023]
+            jobs.append((name, report.correctness, partial(check, head_dim, rows, cached, weighting, causal=True)))
+            rows, cached = [1, 77, 500, 3], [1, 0, 130, 4000]
+            jobs.append((name, report.correctness, partial(check, head_dim, rows, cached, weighting, causal=False)))
+
+    def figure(name: str, measure: Callable[..., dict[str, Any]], *shape: int, **options: Any) -> None:
+        jobs.append((name, report.figures, partial(measure, *shape, **options)))
+
+    for head_dim in (64, 128, 256):
+        for n in (1024, 2048, 4096, 8192, 32768, 65536):
+            figure(f"append {n} of {head_dim}", bench.append, 1, n, head_dim)
+        figure(f"portable {head_dim}", bench.append, 1, 16384, head_dim, hopper=False)
+        figure(f"softmax {head_dim}", bench.append, 1, 16384, head_dim, weighting=Softmax(head_dim**-0.5))
+    for users in (4, 16, 32):
+        figure(f"append, {users} users", bench.append, users, 4096, 128)
+    figure("append, 16 users of 16K", bench.append, 16, 16384, 128)
+    figure("softmax score", bench.score, 1, 16384, 512, 128, weighting=Softmax(128**-0.5))
+    for n in (1024, 4096, 8192, 16384, 32768, 65536):
+        for m in (1, 128, 512, 2048):
+            figure(f"score {m} over {n}", bench.score, 1, n, m, 128)
+    for head_dim in (64, 256):
+        for n in (8192, 32768):
+            figure(f"score 512 over {n} of {head_dim}", bench.score, 1, n, 512, head_dim)
+    for users in (8, 32):
+        figure(f"score, {users} users", bench.score, users, 8192, 512, 128)
+    jobs += [("paging", report.paging, partial(_paging, bench, head_dim)) for head_dim in (64, 128, 256)]
+    jobs += [(f"layer {rows}", report.layer, partial(layer_figures, rows, 512, 4, 128)) for rows in LAYER_ROWS]
+    jobs += [(f"stack {n}", report.stack, partial(stack_figures, n, 512)) for n in (8192, 32768)]
+    columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress, torch.inference_mode():
+        task = progress.add_task("", total=len(jobs))
+        for name, results, job in jobs:
+            progress.update(task, description=name)
+            results.append(job())
+            out.write_text(json.dumps(asdict(report), indent=1, ensure_ascii=False) + "\n")
+            progress.advance(task)
+
+
+def _measure_target(bench: Bench, target: Target) -> dict[str, Any]:
+    if target.kind == "append":
+        figure = bench.append(target.users, target.tokens, target.head_dim)
+    else:
+        figure = bench.score(target.users, target.tokens, target.rows, target.head_dim)
+    return {
+        "name": target.name,
+        "target_tflops": target.least,
+        "reached_tflops": figure["tflops"],
+        "reached": figure["tflops"] >= target.least,
+        "of_matrix_ceiling": figure["of_matrix_ceiling"],
+        "us": figure["us"],
+        "tried": TRIED[target.kind],
+    }
+
+
+def _paging(bench: Bench, head_dim: int) -> dict[str, Any]:
+    """Pages in random order against pages in a row: what reading through a table costs."""
+    apart, together = (bench.append(1, 16384, head_dim, shuffled=shuffled) for shuffled in (True, False))
+    return {"head_dim": head_dim, "shuffled_us": apart["us"], "in_a_row_us": together["us"],
+            "cost": round(apart["us"] / together["us"] - 1, 4)}  # fmt: skip
+
+
+def show(report: Report, console: Console) -> None:
+    table = Table("target", "TFLOP/s", "least", "of ceiling", "")
+    for row in report.targets:
+        table.add_row(
+            row["name"], f"{row['reached_tflops']:.0f}", f"{row['target_tflops']:.0f}",
+            f"{row['of_matrix_ceiling']:.0%}", "reached" if row["reached"] else "missed",
+        )  # fmt: skip
+    console.print(table)
+    table = Table("kind", "users", "n", "m", "d", "kernel", "µs", "TFLOP/s", "GB/s", "of product", "of copy")
+    for row in report.figures:
+        table.add_row(
+            row["kind"], str(row["users"]), str(row["tokens"]), str(row.get("rows", "")), str(row["head_dim"]),
+            f"{row['kernel']} {row['weighting']}", f"{row['us']:.1f}", f"{row['tflops']:.0f}", f"{row['gb_s']:.0f}",
+            f"{row['of_matrix_ceiling']:.0%}", f"{row['of_copy_ceiling']:.0%}",
+        )  # fmt: skip
+    console.print(table)
+    for row in report.layer + report.stack + report.paging:
+        console.print(row)
+    worst = max(max(row["error"].values()) for row in report.correctness)
+    console.print(f"ceilings {report.ceilings}; largest error against float64 {worst:.2e} of {TOLERANCE:.0e} allowed")
+
+
+def _machine() -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(0)
+    query = ["nvidia-smi", "--query-gpu=driver_version,power.limit", "--format=csv,noheader"]
+    import triton
+
+    return {
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "driver_and_power": subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commit", required=True, help="the commit that is measured")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kernels-h200.json")
+    arguments = parser.parse_args()
+    torch.manual_seed(torch.seed() % 2**31)
+    report = Report(
+        machine=_machine(),
+        commit=arguments.commit,
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        inputs={"dtype": "bfloat16", "heads": HEADS, "values": "standard normal", "seed": torch.initial_seed(),
+                "timing": "median of 15 graph replays, different layers per launch"},
+    )  # fmt: skip
+    console = Console()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    run(report, arguments.out, console)
+    show(report, console)
+
+
+if __name__ == "__main__":
+    main()
