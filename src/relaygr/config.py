@@ -1,8 +1,9 @@
 """Configuration of components: every field has a default and a sentence."""
 
+import math
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from relaygr.errors import InvalidInput
 
@@ -59,19 +60,25 @@ class EngineConfig:
         if self.on_miss not in ("full", "truncate"):
             raise InvalidInput("on_miss", f"is {self.on_miss!r}; choose from full, truncate")
         for field in ("lease_s", "step_ms"):
-            if not getattr(self, field) > 0:
-                raise InvalidInput(field, "must be positive")
+            if not 0 < self._number(field, int | float) < math.inf:
+                raise InvalidInput(field, "must be positive and finite")
         for field in ("pre_infer_share", "lease_share"):
-            if not 0 < getattr(self, field) <= 1:
+            if not 0 < self._number(field, int | float) <= 1:
                 raise InvalidInput(field, "must be above 0 and at most 1")
         for field in ("max_ranks", "write_back_queue"):
-            if getattr(self, field) < 1:
+            if self._number(field, int) < 1:
                 raise InvalidInput(field, "must be at least 1")
-        if self.accept_epochs < 0:
+        if self._number("accept_epochs", int) < 0:
             raise InvalidInput("accept_epochs", "must not be negative")
-        if self.max_history is not None and self.max_history < 1:
+        if self.max_history is not None and self._number("max_history", int) < 1:
             raise InvalidInput("max_history", "must be at least 1")
         self.device_bytes, self.host_bytes  # noqa: B018  (refuse unreadable sizes here, not later)
+
+    def _number(self, field: str, kind: Any) -> Any:
+        value = getattr(self, field)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InvalidInput(field, f"must be {'an integer' if kind is int else 'a number'}, not {value!r}")
+        return value
 
     @property
     def device_bytes(self) -> int:

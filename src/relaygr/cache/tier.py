@@ -74,7 +74,7 @@ class Tier:
                 if missing <= 0:
                     break
                 unpinned = self.pool.unpinned(prefix.pages)
-                if unpinned and (not whole or unpinned == len(prefix.pages)):
+                if unpinned == len(prefix.pages) if whole else unpinned:
                     victims.append(prefix.user)
                     missing -= unpinned
             for user in victims:
