@@ -1,0 +1,248 @@
+"""A tier against a naive model of it: pages conserved, pinned ones left alone, the least recently used evicted."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from relaygr.cache import Lease, Lineage, Pages, Prefix, Tier
+from relaygr.history import History
+
+USERS = "abcdef"
+LINEAGE = Lineage("v", 0, b"", 0, 0)
+NONE = np.empty(0, np.int32)
+
+
+def prefix(user: str, pages: Pages) -> Prefix:
+    return Prefix.of(user, LINEAGE, History.empty(), pages)
+
+
+def fill(tier: Tier, user: str, count: int) -> Prefix:
+    """A prefix of this user that nobody has pinned."""
+    pages = tier.reserve(count, NONE)
+    assert pages is not None
+    made = prefix(user, pages)
+    tier.install(made)
+    tier.pool.unpin(pages)
+    return made
+
+
+class TierMachine(RuleBasedStateMachine):
+    """Whoever needs pages holds a stamp of each; a page that is handed out gets a new one."""
+
+    @initialize(total=st.integers(0, 14))
+    def begin(self, total: int) -> None:
+        self.tier = Tier(total)
+        self.stamps = [0] * total
+        self.order: list[str] = []  # least recently used first
+        self.pages: dict[str, list[int]] = {}
+        self.builds: list[tuple[str, Pages, list[int]]] = []
+        self.leases: list[tuple[Lease, list[int], list[int]]] = []
+
+    def pinned(self) -> set[int]:
+        pinned = {page for _, pages, _ in self.builds for page in pages.tolist()}
+        return pinned.union(*(pages for _, pages, _ in self.leases))
+
+    def indexed(self) -> set[int]:
+        return {page for pages in self.pages.values() for page in pages}
+
+    def victims(self, count: int, pinned: set[int]) -> list[str]:
+        """Who must go so that `count` pages are free: the shortest run of those in line."""
+        unneeded = [user for user in self.order if not pinned & set(self.pages[user])]
+        partly = [user for user in self.order if user not in unneeded and set(self.pages[user]) - pinned]
+        gone: list[str] = []
+        for user in [*unneeded, *partly]:
+            left = {page for other in self.order if other not in gone for page in self.pages[other]}
+            if len(self.stamps) - len(left | pinned) >= count:
+                break
+            gone.append(user)
+        return gone
+
+    @rule(user=st.sampled_from(USERS), count=st.integers(0, 6), keep=st.integers(0, 6))
+    def reserve(self, user: str, count: int, keep: int) -> None:
+        shared = np.array(self.pages.get(user, [])[:keep], np.int32)
+        pinned = self.pinned() | set(shared.tolist())
+        possible = len(self.stamps) - len(pinned) >= count
+        owned_before, gone = self.indexed() | self.pinned(), self.victims(count, pinned)
+        evictions, pool = self.tier.evictions, self.tier.pool
+        before = [(one.user, one.pages.tolist()) for one in self.tier], pool.free, pool.pinned, evictions
+        assert self.tier.can_reserve(count, shared) is possible
+        taken = self.tier.reserve(count, shared)
+        if not possible:
+            assert taken is None
+            assert ([(one.user, one.pages.tolist()) for one in self.tier], pool.free, pool.pinned, evictions) == before
+            return
+        assert taken is not None
+        assert len(set(taken.tolist())) == len(taken) == count
+        assert not set(taken.tolist()) & pinned
+        freed = {page for victim in gone for page in self.pages[victim]} - pinned
+        assert set(taken.tolist()) <= set(range(len(self.stamps))) - (owned_before - freed)
+        assert self.tier.evictions == evictions + len(gone)
+        for victim in gone:
+            self.order.remove(victim)
+            del self.pages[victim]
+        for page in taken.tolist():
+            self.stamps[page] += 1
+        held = np.concatenate((shared, taken))
+        self.builds.append((user, held, [self.stamps[page] for page in held.tolist()]))
+
+    @rule(data=st.data(), keep=st.booleans())
+    def end_build(self, data: st.DataObject, keep: bool) -> None:
+        if self.builds:
+            user, pages, _ = self.builds.pop(data.draw(st.integers(0, len(self.builds) - 1)))
+            if keep:
+                self.tier.install(prefix(user, pages))
+                self.forget(user)
+                self.order.append(user)
+                self.pages[user] = pages.tolist()
+            self.tier.pool.unpin(pages)
+
+    @rule(user=st.sampled_from(USERS))
+    def lease(self, user: str) -> None:
+        found = self.tier.find(user)
+        if found is not None:
+            pages = found.pages.tolist()
+            lease = Lease(self.tier.pool, user, found.pages, 1.0)
+            self.leases.append((lease, pages, [self.stamps[page] for page in pages]))
+
+    @rule(data=st.data())
+    def end_lease(self, data: st.DataObject) -> None:
+        if self.leases:
+            self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))[0].release()
+
+    @rule(user=st.sampled_from(USERS))
+    def touch(self, user: str) -> None:
+        self.tier.touch(user)
+        if user in self.order:
+            self.order.remove(user)
+            self.order.append(user)
+
+    @rule(user=st.sampled_from(USERS))
+    def drop(self, user: str) -> None:
+        assert self.tier.drop(user) is (user in self.pages)
+        self.forget(user)
+
+    @rule(users=st.sets(st.sampled_from(USERS), max_size=3))
+    def drop_some(self, users: set[str]) -> None:
+        assert self.tier.drop_where(lambda one: one.user in users) == len(users & set(self.pages))
+        for user in users:
+            self.forget(user)
+
+    def forget(self, user: str) -> None:
+        if user in self.pages:
+            self.order.remove(user)
+            del self.pages[user]
+
+    @invariant()
+    def pages_are_conserved(self) -> None:
+        pool, owned, pinned = self.tier.pool, self.indexed() | self.pinned(), self.pinned()
+        pool.check()
+        assert pool.free == len(self.stamps) - len(owned)
+        assert pool.pinned == len(pinned)
+        assert pool.available == len(self.stamps) - len(pinned)
+        assert pool.unpinned(np.array(sorted(owned), np.int32)) == len(owned - pinned)
+
+    @invariant()
+    def what_someone_needs_is_as_they_left_it(self) -> None:
+        for _, pages, stamps in self.builds:
+            assert [self.stamps[page] for page in pages.tolist()] == stamps
+        for _, leased, stamps in self.leases:
+            assert [self.stamps[page] for page in leased] == stamps
+
+    @invariant()
+    def the_index_is_as_expected(self) -> None:
+        assert [one.user for one in self.tier] == self.order
+        assert len(self.tier) == len(self.order)
+        for user in USERS:
+            found = self.tier.find(user)
+            assert (found.pages.tolist() if found else None) == self.pages.get(user)
+
+    def teardown(self) -> None:
+        if hasattr(self, "tier"):
+            for _, pages, _ in self.builds:
+                self.tier.pool.unpin(pages)
+            for lease, _, _ in self.leases:
+                lease.release()
+            self.tier.drop_where(lambda _: True)
+            self.tier.pool.check()
+            assert self.tier.pool.free == len(self.stamps)
+
+
+TestTierAgainstANaiveModel = TierMachine.TestCase
+TestTierAgainstANaiveModel.settings = settings(stateful_step_count=40)
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    tier = Tier(6)
+    for user in "abc":
+        fill(tier, user, 2)
+    tier.touch("a")
+    fill(tier, "d", 3)
+    assert [one.user for one in tier] == ["a", "d"]
+    assert tier.evictions == 2
+
+
+def test_nothing_is_evicted_while_pages_are_free() -> None:
+    tier = Tier(6)
+    for user in "abc":
+        fill(tier, user, 2)
+    tier.drop("b")
+    fill(tier, "d", 2)
+    assert [one.user for one in tier] == ["a", "c", "d"]
+    assert tier.evictions == 0
+
+
+def test_a_prefix_that_someone_needs_a_part_of_goes_after_those_that_nobody_needs() -> None:
+    tier = Tier(6)
+    needed = fill(tier, "a", 3)
+    fill(tier, "b", 3)
+    lease = Lease(tier.pool, "a", needed.pages[:1], 1.0)
+    assert tier.reserve(3, NONE) is not None
+    assert [one.user for one in tier] == ["a"]
+    assert tier.reserve(2, NONE) is not None
+    assert len(tier) == 0
+    assert tier.reserve(1, NONE) is None
+    lease.release()
+    assert tier.reserve(1, NONE) is not None
+    tier.pool.check()
+
+
+def test_an_extension_does_not_evict_what_it_extends_while_others_can_go() -> None:
+    tier = Tier(6)
+    own = fill(tier, "a", 3)
+    fill(tier, "b", 3)
+    assert tier.reserve(2, own.pages[:2]) is not None
+    assert tier.find("a") is own
+
+
+def test_pages_that_are_shared_are_counted_once_in_what_can_be_reserved() -> None:
+    tier = Tier(6)
+    own = fill(tier, "a", 4)
+    assert tier.can_reserve(2, own.pages)
+    assert not tier.can_reserve(3, own.pages)
+    lease = Lease(tier.pool, "a", own.pages, 1.0)
+    assert tier.can_reserve(2, own.pages)
+    assert not tier.can_reserve(3, own.pages)
+    lease.release()
+    assert tier.can_reserve(6, NONE)
+
+
+def test_prefixes_without_pages_do_not_pile_up_where_others_are_evicted() -> None:
+    tier = Tier(4)
+    for user in range(100):
+        tier.install(prefix(f"new {user}", NONE))
+    fill(tier, "a", 4)
+    fill(tier, "b", 4)
+    assert [one.user for one in tier] == ["b"]
+
+
+@pytest.mark.parametrize("total", [0, 1])
+def test_a_tier_without_room_refuses_and_holds_nothing(total: int) -> None:
+    tier = Tier(total)
+    assert tier.reserve(total + 1, NONE) is None
+    assert tier.find("a") is None
+    assert not tier.drop("a")
+    tier.touch("a")
+    assert len(tier) == 0
+    tier.pool.check()

@@ -1,0 +1,345 @@
+"""One order, earliest deadline first; steps of bounded time; chunks of whole pages; nothing changed by planning."""
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from behaviours import numbered
+from relaygr.cache import Lineage, Prefix
+from relaygr.engine.cost import CostModel
+from relaygr.engine.outcomes import Path
+from relaygr.engine.scheduler import Plan, Scheduler
+from relaygr.engine.simulated import SimulatedModel
+from relaygr.engine.step import Served
+from relaygr.engine.work import Build, Rank
+from relaygr.history import PAGE
+from relaygr.model.candidates import Candidates
+
+LONGEST = 12 * PAGE
+HISTORY = numbered(LONGEST)
+NO_CONTEXT = np.empty(0, np.int64)
+NO_PAGES = np.empty(0, np.int32)
+SERVED = [Served(SimulatedModel(name), name, 0) for name in ("old", "new")]
+LINEAGE = Lineage("v", 0, b"", 0, 0)
+COSTS = (1e-3, 1e-5, 1e-9, 1e-5, 1e-8)
+
+
+@pytest.fixture(scope="module")
+def events() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@dataclass
+class Work:
+    """Work to plan, and the means to make it."""
+
+    events: asyncio.AbstractEventLoop
+    builds: list[Build] = field(default_factory=list)
+    ranks: list[Rank] = field(default_factory=list)
+    step_s: float = 5e-3
+    orders: Iterator[int] = field(default_factory=itertools.count)
+    cost: CostModel = field(default_factory=CostModel)
+
+    def __post_init__(self) -> None:
+        self.cost.steps.coefficients = COSTS
+
+    def rank(self, due: float, tokens: int = 100, candidates: int = 10, model: int = 0, *, over: bool = False) -> Rank:
+        future: asyncio.Future[Any] = self.events.create_future()
+        if over:
+            future.cancel()
+        return Rank(
+            served=SERVED[model],
+            user="u",
+            history=HISTORY[:tokens],
+            context=NO_CONTEXT,
+            lineage=LINEAGE,
+            candidates=Candidates(np.arange(candidates)),
+            request=None,
+            deadline=due,
+            due=due,
+            order=next(self.orders),
+            arrived=0.0,
+            future=future,
+            prefix=Prefix("u", LINEAGE, tokens, b"", b"", NO_PAGES),
+            cost_s=self.cost.score_s(candidates, tokens),
+        )
+
+    def ready(self, due: float, tokens: int = 100, candidates: int = 10, model: int = 0) -> Rank:
+        self.ranks.append(self.rank(due, tokens, candidates, model))
+        return self.ranks[-1]
+
+    def build(
+        self, due: float, tokens: int, launched: int = 0, model: int = 0, ranks: list[Rank] | None = None
+    ) -> Build:
+        build = Build(
+            served=SERVED[model],
+            prefix=Prefix("u", LINEAGE, tokens, b"", b"", NO_PAGES),
+            history=HISTORY[:tokens],
+            context=NO_CONTEXT,
+            base=launched,
+            made=Path.FULL,
+            due=due,
+            order=next(self.orders),
+            launched=launched,
+            ranks=ranks or [],
+        )
+        self.builds.append(build)
+        return build
+
+    def plan(self) -> Plan | None:
+        return Scheduler(self.cost, self.step_s).plan(self.builds, self.ranks)
+
+    def planned(self) -> Plan:
+        plan = self.plan()
+        assert plan is not None
+        return plan
+
+    def urgency(self, *, riding: Plan | None = None) -> list[Build | Rank]:
+        """All work that could be in a step, most urgent first; with those who ride in this one, behind their builds."""
+        keys: dict[Build | Rank, tuple[float, int, int]] = {}
+        keys |= {build: (build.due, build.order, -1) for build in self.builds}
+        keys |= {rank: (rank.due, rank.order, -1) for rank in self.ranks}
+        for build, _, high in riding.appends if riding else ():
+            if high == build.prefix.tokens:
+                keys |= {
+                    rank: (rank.due, max(rank.order, build.order), rank.order) for rank in build.ranks if not rank.over
+                }
+        return sorted(keys, key=keys.__getitem__)
+
+    def predicted(self, plan: Plan) -> float:
+        features = CostModel.features(
+            [(high - low, low) for _, low, high in plan.appends],
+            [(len(rank.candidates), len(rank.history)) for rank in plan.scores],
+        )
+        return sum(price * amount for price, amount in zip(COSTS, features, strict=True))
+
+
+dues = st.sampled_from((0.0, 1.0, 1.0, 2.0, 3.0)) | st.floats(0, 3)
+
+
+def draw_work(data: st.DataObject, events: asyncio.AbstractEventLoop, *, most: int = 5) -> Work:
+    """Builds and ranks of two models, some builds with ranks that wait for them; at times very short steps."""
+    work = Work(events, step_s=data.draw(st.sampled_from((1e-4, 2e-3, 5e-3, 20e-3, 1.0)), label="step_s"))
+    models = st.sampled_from((0, 0, 0, 1))
+    for _ in range(data.draw(st.integers(0, most), label="builds")):
+        tokens = data.draw(st.integers(1, LONGEST))
+        launched = data.draw(st.one_of(st.just(0), st.integers(0, tokens - 1)))
+        due, model = data.draw(dues), data.draw(models)
+        waits = data.draw(st.lists(st.tuples(dues, st.integers(1, 300), st.booleans()), max_size=2))
+        riders = [work.rank(due + later, tokens, rows, model, over=over) for later, rows, over in waits]
+        work.build(due, tokens, launched, model, riders)
+    for _ in range(data.draw(st.integers(0, most), label="ranks")):
+        work.ready(
+            data.draw(dues), data.draw(st.integers(0, LONGEST)), data.draw(st.integers(1, 300)), data.draw(models)
+        )
+    return work
+
+
+def test_nothing_to_run_is_no_step(events: asyncio.AbstractEventLoop) -> None:
+    assert Work(events).plan() is None
+
+
+@given(st.data())
+def test_the_most_urgent_work_is_always_in_the_step(events: asyncio.AbstractEventLoop, data: st.DataObject) -> None:
+    work = draw_work(data, events)
+    plan = work.plan()
+    if plan is None:
+        assert not work.builds
+        assert not work.ranks
+    else:
+        assert work.urgency()[0] in [*(build for build, _, _ in plan.appends), *plan.scores]
+
+
+@given(st.data())
+def test_nothing_is_in_the_step_before_something_more_urgent(
+    events: asyncio.AbstractEventLoop, data: st.DataObject
+) -> None:
+    work = draw_work(data, events)
+    if (plan := work.plan()) is not None:
+        inside = {*(build for build, _, _ in plan.appends), *plan.scores}
+        queue = [one for one in work.urgency(riding=plan) if one.served is plan.served]
+        assert set(queue[: len(inside)]) == inside
+        assert len(inside) == len(plan.appends) + len(plan.scores), "something is in the step twice"
+
+
+@given(st.data())
+def test_a_step_is_of_the_most_urgent_works_model_alone(events: asyncio.AbstractEventLoop, data: st.DataObject) -> None:
+    work = draw_work(data, events)
+    if (plan := work.plan()) is not None:
+        served = {*(build.served for build, _, _ in plan.appends), *(rank.served for rank in plan.scores)}
+        assert served == {plan.served} == {work.urgency()[0].served}
+
+
+@given(st.data())
+def test_a_chunk_begins_where_the_last_ended_and_ends_with_a_page_or_the_prefix(
+    events: asyncio.AbstractEventLoop, data: st.DataObject
+) -> None:
+    work = draw_work(data, events)
+    if (plan := work.plan()) is not None:
+        for build, low, high in plan.appends:
+            assert build.launched == low < high <= build.prefix.tokens
+            assert high % PAGE == 0 or high == build.prefix.tokens
+
+
+@given(st.data())
+def test_a_step_stays_within_its_time_but_for_its_first_piece(
+    events: asyncio.AbstractEventLoop, data: st.DataObject
+) -> None:
+    work = draw_work(data, events)
+    if (plan := work.plan()) is not None:
+        assert plan.cost_s == pytest.approx(work.predicted(plan))
+        if plan.cost_s > work.step_s:
+            assert len(plan.appends) + len(plan.scores) == 1
+            for build, low, high in plan.appends:
+                assert high == min(low // PAGE * PAGE + PAGE, build.prefix.tokens)
+
+
+@given(st.data())
+def test_a_step_is_as_full_as_it_can_be_in_that_order(events: asyncio.AbstractEventLoop, data: st.DataObject) -> None:
+    work = draw_work(data, events)
+    if (plan := work.plan()) is None:
+        return
+    left = work.step_s - plan.cost_s + 1e-12
+    for build, _, high in plan.appends:
+        if high < build.prefix.tokens:
+            page = min(high + PAGE, build.prefix.tokens) - high
+            assert work.cost.append_s(page, high) > work.step_s - work.cost.step_s - _before(work, plan, build) - 1e-12
+    inside = {*(build for build, _, _ in plan.appends), *plan.scores}
+    queue = [one for one in work.urgency(riding=plan) if one.served is plan.served and one not in inside]
+    if queue:
+        first = queue[0]
+        if isinstance(first, Rank):
+            assert first.cost_s > left - 2e-12
+        else:
+            page = min(first.launched // PAGE * PAGE + PAGE, first.prefix.tokens) - first.launched
+            assert work.cost.append_s(page, first.launched) > left - 2e-12
+
+
+def _before(work: Work, plan: Plan, build: Build) -> float:
+    """What the plan had spent when it came to the build, and on it."""
+    pieces: list[tuple[float, int, float]] = [(rank.due, rank.order, rank.cost_s) for rank in plan.scores]
+    pieces += [(one.due, one.order, work.cost.append_s(high - low, low)) for one, low, high in plan.appends]
+    return sum(cost for due, order, cost in pieces if (due, order) <= (build.due, build.order))
+
+
+@given(st.data())
+def test_ranks_ride_with_the_last_chunk_of_their_build_and_no_earlier(
+    events: asyncio.AbstractEventLoop, data: st.DataObject
+) -> None:
+    work = draw_work(data, events)
+    if (plan := work.plan()) is not None:
+        whole = {build for build, _, high in plan.appends if high == build.prefix.tokens}
+        for build in work.builds:
+            for rank in build.ranks:
+                assert rank not in plan.scores or (build in whole and not rank.over)
+
+
+def state(work: Work) -> list[dict[str, Any]]:
+    everything: list[Build | Rank] = [
+        *work.builds,
+        *work.ranks,
+        *(rank for build in work.builds for rank in build.ranks),
+    ]
+    return [
+        {one.name: _plain(getattr(thing, one.name)) for one in dataclasses.fields(thing)} | {"over": _over(thing)}
+        for thing in everything
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, list) else value
+
+
+def _over(thing: Build | Rank) -> bool:
+    return thing.over if isinstance(thing, Rank) else thing.ended
+
+
+@given(st.data())
+def test_planning_changes_nothing_and_gives_the_same_plan_again(
+    events: asyncio.AbstractEventLoop, data: st.DataObject
+) -> None:
+    work = draw_work(data, events)
+    before, costs = state(work), work.cost.steps.coefficients
+    plan = work.plan()
+    assert state(work) == before
+    assert work.cost.steps.coefficients == costs
+    assert work.plan() == plan
+    work.builds.reverse()
+    work.ranks.reverse()
+    assert work.plan() == plan, "the order in which work is handed over decided"
+
+
+@given(st.data())
+def test_step_by_step_every_token_is_run_once_and_every_rank_scored_once_behind_its_prefix(
+    events: asyncio.AbstractEventLoop, data: st.DataObject
+) -> None:
+    work = draw_work(data, events, most=3)
+    everyone = [*work.ranks, *(rank for build in work.builds for rank in build.ranks if not rank.over)]
+    builds = {build: list(range(build.launched)) for build in work.builds}
+    scored: list[Rank] = []
+    while (plan := work.plan()) is not None:
+        for build, low, high in plan.appends:
+            assert len(builds[build]) == low
+            builds[build] += range(low, high)
+            build.launched = high
+        scored += plan.scores
+        ended = [build for build in work.builds if not build.runnable]
+        work.builds = [build for build in work.builds if build.runnable]
+        work.ranks = [rank for rank in work.ranks if rank not in scored]
+        work.ranks += [rank for build in ended for rank in build.ranks if not rank.over and rank not in scored]
+    assert sorted(scored, key=id) == sorted(everyone, key=id)
+    assert all(len(tokens) == build.prefix.tokens for build, tokens in builds.items())
+
+
+def test_a_short_rank_waits_no_longer_than_a_step_behind_a_long_append(events: asyncio.AbstractEventLoop) -> None:
+    work = Work(events)
+    build = work.build(due=2.0, tokens=LONGEST)
+    first = work.planned()
+    assert [one for one, _, _ in first.appends] == [build]
+    assert first.appends[0][2] < LONGEST
+    assert first.cost_s <= work.step_s
+    build.launched = first.appends[0][2]
+    urgent = work.ready(due=1.0)
+    second = work.planned()
+    assert second.scores == [urgent]
+    assert [one for one, _, _ in second.appends] == [build]
+
+
+def test_equal_deadlines_go_to_whoever_came_first(events: asyncio.AbstractEventLoop) -> None:
+    work = Work(events, step_s=1e-4)
+    first, second = work.ready(due=1.0), work.ready(due=1.0)
+    work.ranks.reverse()
+    assert work.planned().scores == [first]
+    work.ranks.remove(first)
+    assert work.planned().scores == [second]
+
+
+def test_the_other_models_work_waits_for_its_own_step(events: asyncio.AbstractEventLoop) -> None:
+    work = Work(events, step_s=1.0)
+    old, new = work.ready(due=1.0, model=0), work.ready(due=2.0, model=1)
+    also_old = work.build(due=3.0, tokens=50, model=0)
+    plan = work.planned()
+    assert plan.served is SERVED[0]
+    assert (plan.scores, [build for build, _, _ in plan.appends]) == ([old], [also_old])
+    work.ranks.remove(old)
+    work.builds.clear()
+    assert work.planned().scores == [new]
+
+
+def test_a_rank_rides_with_its_build_where_both_fit(events: asyncio.AbstractEventLoop) -> None:
+    work = Work(events, step_s=1.0)
+    mine, gone = work.rank(due=1.0, tokens=300), work.rank(due=1.0, tokens=300, over=True)
+    build = work.build(due=1.0, tokens=300, ranks=[mine, gone])
+    plan = work.planned()
+    assert plan.appends == [(build, 0, 300)]
+    assert plan.scores == [mine]
