@@ -1,26 +1,15 @@
 """HSTU: layers of gated SiLU attention, in both published variants."""
 
-from typing import NamedTuple
-
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from relaygr.errors import InvalidInput
 from relaygr.kernels import Attention, PageLayout, Ragged, ReferenceAttention, Silu
+from relaygr.kernels.layer import Norm, Projected, finish, project, project_into
 from relaygr.model.config import Combine, ModelConfig, SiluOn
 from relaygr.model.stack import forward_with_candidates
 
 __all__ = ["HstuLayer", "HstuStack"]
-
-
-class Projected(NamedTuple):
-    """One layer's projections of packed rows: u [t, H·d]; q, k, v [t, H, d]."""
-
-    u: torch.Tensor
-    v: torch.Tensor
-    q: torch.Tensor
-    k: torch.Tensor
 
 
 class HstuLayer(nn.Module):
@@ -42,21 +31,25 @@ class HstuLayer(nn.Module):
         self.output_weight = nn.Parameter(torch.empty(3 * width if combine == "concat" else width, dim))
 
     def project(self, x: torch.Tensor) -> Projected:
-        normed = F.layer_norm(x, x.shape[-1:], self.input_norm_weight, self.input_norm_bias, self.norm_eps)
-        uvqk = torch.addmm(self.uvqk_bias, normed, self.uvqk_weight)
-        if self.silu_on == "uvqk":
-            uvqk = F.silu(uvqk)
-        u, v, q, k = uvqk.chunk(4, dim=-1)
-        if self.silu_on == "u":
-            u = F.silu(u)
-        shape = (len(x), self.heads, self.head_dim)
-        return Projected(u, v.view(shape), q.view(shape), k.view(shape))
+        return project(
+            x, self._input_norm(), self.uvqk_weight, self.uvqk_bias, self.heads, silu_all=self.silu_on == "uvqk"
+        )
+
+    def project_into(
+        self, attention: Attention, x: torch.Tensor, pages: torch.Tensor, index: int, batch: Ragged
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """U and Q of new tokens, whose K and V go into their pages."""
+        norm, silu_all = self._input_norm(), self.silu_on == "uvqk"
+        return project_into(
+            attention, x, norm, self.uvqk_weight, self.uvqk_bias, pages, index, batch, silu_all=silu_all
+        )
 
     def finish(self, x: torch.Tensor, u: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        a = attended.flatten(1)
-        gated = u * F.layer_norm(a, a.shape[-1:], self.output_norm_weight, self.output_norm_bias, self.norm_eps)
-        combined = torch.cat((u, a, gated), dim=-1) if self.combine == "concat" else gated
-        return torch.addmm(x, combined, self.output_weight)
+        norm = Norm(self.output_norm_weight, self.output_norm_bias, self.norm_eps)
+        return finish(x, u, attended, norm, self.output_weight, concat=self.combine == "concat")
+
+    def _input_norm(self) -> Norm:
+        return Norm(self.input_norm_weight, self.input_norm_bias, self.norm_eps)
 
 
 class HstuStack(nn.Module):
@@ -102,8 +95,7 @@ class HstuStack(nn.Module):
         last = len(self.layers) - 1
         for index in range(last):
             x = self._append_layer(index, x, pages, batch)
-        projected = self._layer(last).project(x)
-        self.attention.write(projected.k, projected.v, pages, last, batch)
+        self._layer(last).project_into(self.attention, x, pages, last, batch)
 
     def append_with_output(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
         for index in range(len(self.layers)):
@@ -133,6 +125,5 @@ class HstuStack(nn.Module):
 
     def _append_layer(self, index: int, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
         layer = self._layer(index)
-        u, v, q, k = layer.project(x)
-        self.attention.write(k, v, pages, index, batch)
+        u, q = layer.project_into(self.attention, x, pages, index, batch)
         return layer.finish(x, u, self.attention.append(self.weighting, q, pages, index, batch))
