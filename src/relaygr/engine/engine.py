@@ -24,6 +24,7 @@ __all__ = ["Engine", "EngineStatus"]
 
 TRUNCATE_AT: Final = 0.75
 """The share of a rank's time after which, under on_miss="truncate", it stops waiting for its prefix."""
+_END_OF_TIME: Final = 1e12
 UNHURRIED_S: Final = 1.0
 """How urgent work without a deadline is: as if it were due this long after it came."""
 
@@ -87,9 +88,14 @@ class Engine:
         self._executor: Executor = executor or TorchExecutor()
         self._loop: EngineLoop | None = None
         self._max_history = 0
+        self._swapping: asyncio.Lock
+        """The model asked for last is served last."""
 
     async def __aenter__(self) -> Self:
         """Allocate the tiers and measure what work costs. Raises InvalidInput if the config cannot be."""
+        if self._loop is not None:
+            raise RuntimeError("the engine is open already")
+        self._swapping = asyncio.Lock()
         capacity = self._executor.open(self._model, self.config)
         try:
             self._max_history = self._fit_max_history(capacity)
@@ -225,8 +231,9 @@ class Engine:
         Raises InvalidInput for a model whose pages have another shape, or whose tables changed while its epoch did not.
         """
         self._open_loop()
-        served = await self._executor.prepare(model)
-        self._open_loop().serve(served)
+        async with self._swapping:
+            served = await self._executor.prepare(model)
+            self._open_loop().serve(served)
 
     async def evict(self, user: str) -> int:
         """Forget everything of this user in both tiers and in flight. Returns how many prefixes were dropped."""
@@ -310,7 +317,7 @@ class Engine:
         """When work is due. DeadlineExceeded where that has passed."""
         if deadline is None:
             return now + UNHURRIED_S
-        if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not math.isfinite(deadline):
+        if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not abs(deadline) < _END_OF_TIME:
             raise InvalidInput("deadline", f"must be finite seconds on engine.clock, not {deadline!r}")
         if deadline <= now:
             raise DeadlineExceeded(f"the deadline passed {(now - deadline) * 1e3:.1f} ms ago")

@@ -64,7 +64,7 @@ class EngineLoop:
         orders = itertools.count()
         self.device = Device(executor, cost, self._turn_soon)
         self.builds = Builds(tier, host, cost, self.device.copy, self._build_ended, config.accept_epochs, orders)
-        self.ranks = Ranks(tier, self.builds, self.device, cost, clock, self._choose, config.on_miss)
+        self.ranks = Ranks(tier, self.builds, cost, clock, self._choose, self.wait_s, config.on_miss)
         self.claims = Claims(tier.pool, config.lease_s, self._claim_ended)
         self.write_back = WriteBack(tier, host, WriteBackQueue(config.write_back_queue), self.device.copy)
         self._accept_epochs = config.accept_epochs

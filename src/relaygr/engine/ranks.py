@@ -20,7 +20,6 @@ from relaygr.clock import Clock
 from relaygr.config import OnMiss
 from relaygr.engine.builds import Builds
 from relaygr.engine.cost import CostModel
-from relaygr.engine.device import Device
 from relaygr.engine.outcomes import Path, Ranked, Timings
 from relaygr.engine.work import Build, PreInfer, Rank
 from relaygr.errors import DeadlineExceeded, HistoryNeeded, Unavailable
@@ -48,8 +47,16 @@ class Ranks:
     """All ranks under way, and which of them can be scored."""
 
     def __init__(
-        self, tier: Tier, builds: Builds, device: Device, cost: CostModel, clock: Clock, choose: Choose, on_miss: OnMiss
+        self,
+        tier: Tier,
+        builds: Builds,
+        cost: CostModel,
+        clock: Clock,
+        choose: Choose,
+        wait_s: Callable[[float], float],
+        on_miss: OnMiss,
     ) -> None:
+        """`wait_s`: how long work that is due then waits for the device."""
         self.paths: Counter[Path] = Counter()
         self.ready: dict[Rank, None] = {}
         """To score: their prefixes are there, or will be by the time the step reaches them."""
@@ -58,10 +65,10 @@ class Ranks:
         """Waiting for pages, holding nothing."""
         self._tier = tier
         self._builds = builds
-        self._device = device
         self._cost = cost
         self._clock = clock
         self._choose = choose
+        self._wait_s = wait_s
         self._on_miss = on_miss
 
     def __len__(self) -> int:
@@ -187,7 +194,7 @@ class Ranks:
         if isinstance(rank.history, KnownHistory):
             rank.future.set_exception(HistoryNeeded(f"the prefix of {rank.user!r} is late"))
             return
-        left = SAFETY * (rank.deadline - self._clock.now() - self._device.queued_s) - self._cost.step_s
+        left = SAFETY * (rank.deadline - self._clock.now()) - self._wait_s(rank.due) - self._cost.step_s
         context, candidates = rank.lineage.context_tokens, len(rank.candidates)
         length = self._cost.longest_cut(len(rank.history), context, candidates, left)
         rank.path = Path.TRUNCATED

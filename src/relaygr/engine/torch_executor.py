@@ -25,8 +25,6 @@ class TorchExecutor:
 
     def __init__(self) -> None:
         self.depth = 1
-        self._steps = ThreadPoolExecutor(1, "relaygr-steps")
-        self._copies = ThreadPoolExecutor(1, "relaygr-copies")
         self._layout: PageLayout | None = None
         self._device = torch.device("cpu")
         self._dtype = torch.float32
@@ -39,21 +37,32 @@ class TorchExecutor:
             self._device = torch.device(config.device)
         except RuntimeError as error:
             raise InvalidInput("device", str(error).splitlines()[0]) from error
-        if self._device.type == "cuda" and not torch.cuda.is_available():
-            raise InvalidInput("device", f"is {config.device!r}, and torch sees no CUDA device")
+        if self._device.type == "meta":
+            raise InvalidInput("device", "is 'meta', which computes nothing")
+        if self._device.type == "cuda" and (self._device.index or 0) >= (seen := torch.cuda.device_count()):
+            raise InvalidInput("device", f"is {config.device!r}, and torch sees {seen or 'no'} CUDA devices")
         self._dtype = _DTYPES[config.dtype]
         layout = self._layout_of(model)
         capacity = Capacity(config.device_bytes // layout.bytes, config.host_bytes // layout.bytes)
         if not capacity.device:
             raise InvalidInput("device_cache", f"is less than one page of this model, {layout.bytes} bytes")
         self._layout = layout
-        self._pages = layout.allocate(capacity.device, device=self._device)
-        pinned = self._device.type == "cuda" and capacity.host > 0
-        self._host_pages = layout.allocate(capacity.host, pinned=pinned)
+        field = "device_cache"
+        try:
+            self._pages = layout.allocate(capacity.device, device=self._device)
+            field = "host_cache"
+            pinned = self._device.type == "cuda" and capacity.host > 0
+            self._host_pages = layout.allocate(capacity.host, pinned=pinned)
+        except RuntimeError as error:
+            self._pages = torch.empty(0)
+            raise InvalidInput(field, f"cannot be allocated: {str(error).splitlines()[0]}") from error
+        self._steps = ThreadPoolExecutor(1, "relaygr-steps")
+        self._copies = ThreadPoolExecutor(1, "relaygr-copies")
         return capacity
 
     async def prepare(self, model: Model) -> Served:
-        return await asyncio.get_running_loop().run_in_executor(None, self._prepare, model)
+        self._newest = await asyncio.get_running_loop().run_in_executor(None, self._prepare, model)
+        return self._newest
 
     def _prepare(self, model: Model) -> Served:
         """The model, moved and cast; the caller's own object where nothing has to change."""
@@ -70,7 +79,6 @@ class TorchExecutor:
             for name in EPOCH_TABLES:
                 if not torch.equal(_parameter(old.model, name), _parameter(model, name)):
                     raise InvalidInput("epoch", f"is {served.epoch} as before, and {name} has changed: raise it")
-        self._newest = served
         return served
 
     def _layout_of(self, model: Model) -> PageLayout:
