@@ -343,3 +343,29 @@ def test_a_rank_rides_with_its_build_where_both_fit(events: asyncio.AbstractEven
     plan = work.planned()
     assert plan.appends == [(build, 0, 300)]
     assert plan.scores == [mine]
+
+
+def test_a_rank_does_not_ride_with_a_chunk_that_is_not_the_last(events: asyncio.AbstractEventLoop) -> None:
+    work = Work(events)
+    rank = work.rank(due=1.0, tokens=LONGEST, candidates=1)
+    build = work.build(due=1.0, tokens=LONGEST, ranks=[rank])
+    plan = work.planned()
+    assert plan.appends == [(build, 0, 3 * PAGE)]
+    assert plan.cost_s + rank.cost_s < work.step_s
+    assert plan.scores == []
+
+
+def test_what_is_small_does_not_overtake_what_is_more_urgent_and_does_not_fit(
+    events: asyncio.AbstractEventLoop,
+) -> None:
+    work = Work(events)
+    first = work.ready(due=1.0)
+    work.ready(due=2.0, candidates=1000)
+    work.ready(due=3.0, candidates=1)
+    assert work.planned().scores == [first]
+    work = Work(events, step_s=2e-3)
+    first = work.ready(due=1.0)
+    work.build(due=2.0, tokens=300)
+    work.ready(due=3.0, candidates=1)
+    plan = work.planned()
+    assert (plan.scores, plan.appends) == ([first], [])
