@@ -48,7 +48,7 @@ def test_the_choices_of_hstu_are_independent_of_each_other(silu_on: str, combine
     )
 
 
-@pytest.mark.parametrize("tokens", [127, 128, 129, 255, 256, 1023, 1024, 1025])
+@pytest.mark.parametrize("tokens", [127, 128, 129, 256, 1023, 1024, 1025, 2049])
 @pytest.mark.parametrize("variant", ["meta", "softmax"])
 def test_lengths_around_pages_and_blocks_agree_with_the_oracle(variant: str, tokens: int) -> None:
     rng = np.random.default_rng(tokens)

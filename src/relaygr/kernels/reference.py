@@ -3,7 +3,7 @@
 Keys are taken a block of pages at a time, gathered once, and queries a block of rows at a time against them: memory
 stays bounded, and a block's weights stay in the processor's cache while they are used.
 
-          keys 0 …      keys 1024 …
+          keys 0 …      keys 2048 …
     rows  █████████████ ░             ░ not visible, not computed
           █████████████ ██░           a row's sum is taken in the order of the blocks, whatever
           █████████████ ████░         the batch and however its history was cut into appends
@@ -21,7 +21,7 @@ from relaygr.kernels.ragged import Ragged
 
 __all__ = ["ReferenceAttention"]
 
-_KEY_PAGES: Final = 8
+_KEY_PAGES: Final = 16
 _WEIGHTS: Final = 2**19
 """Weights of one block, all heads together: rows are taken as many at a time as this allows."""
 _LEAST_ROWS: Final = 64
