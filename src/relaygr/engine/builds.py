@@ -200,6 +200,8 @@ class Builds:
         build.cost_s = 0.0
         self._unjoin(build)
         del self._running[build]
+        if state is not BuildState.DONE:
+            self._free_if_over(build)  # first, so that those who are told find its pages free
         self._ended(build)
         self._free_if_over(build)
 

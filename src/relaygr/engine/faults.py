@@ -88,11 +88,13 @@ class FaultyExecutor:
     ) -> T:
         """The result of the work, or its fault, after that of the launch before."""
         try:
-            result = await work if work is not None else None
-            if kind in ("delay", "hang"):
-                await asyncio.sleep(self._faults.delay_s if kind == "delay" else self._faults.hang_s)
-            if before is not None:
-                await before
+            try:
+                result = await work if work is not None else None
+            finally:
+                if kind in ("delay", "hang"):
+                    await asyncio.sleep(self._faults.delay_s if kind == "delay" else self._faults.hang_s)
+                if before is not None:
+                    await before
             if kind in ("fail", "fail_after", "hang") or result is None:
                 raise InjectedFault(kind)
             return result

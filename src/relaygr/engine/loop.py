@@ -288,6 +288,8 @@ class EngineLoop:
                 self.ranks.again(rank)
             elif rank.launched is None and not rank.over:
                 self.ranks.ready[rank] = None
+        if not done:
+            self.claims.end_where(lambda claim: claim.build is build, build.prefix.user)
         waiting, build.waiting = build.waiting, []
         for work in waiting:
             if isinstance(work, PreInfer):
@@ -295,15 +297,13 @@ class EngineLoop:
             else:
                 work.build = None
                 self.ranks.resolve(work)
-        if not done:
-            self.claims.end_where(lambda claim: claim.build is build, build.prefix.user)
         self._turn_soon()
 
     def _keep(self, new: Prefix) -> None:
-        """Put the prefix into the device tier, unless a longer one of the same history is there."""
+        """Put the prefix into the device tier, unless a longer one is there whose pages serve this one too."""
         old = self.tier.find(new.user)
         longer = old is not None and old.lineage == new.lineage and old.length > new.length
-        if old is not None and longer and old.shares(new) == new.length // PAGE * PAGE:
+        if old is not None and longer and new.length % PAGE == 0 and old.shares(new) == new.length:
             return
         self.tier.install(new)
         if self.host.pool.total:

@@ -1,10 +1,13 @@
 """A short measurement of what work costs on this device, before the first request."""
 
+import contextlib
+
 import numpy as np
 
 from relaygr.cache import Tier
 from relaygr.engine.cost import CostModel
 from relaygr.engine.step import Direction, Executor, PageCopy, Served, Step
+from relaygr.errors import Unavailable
 from relaygr.history import PAGE, History
 from relaygr.model.batch import AppendRow, ScoreRow
 from relaygr.model.candidates import Candidates
@@ -22,7 +25,7 @@ async def profile(
 ) -> None:
     """Run a few shapes of steps and copies on scratch pages, and fit the cost model to their times.
 
-    Shapes that fail are left out. All pages are given back.
+    Shapes that fail are left out; Unavailable if all of them do. All pages are given back.
     """
     longest = min(_LONGEST, max_history)
     pages = device.pool.take(-(-longest // PAGE))
@@ -33,7 +36,9 @@ async def profile(
         for count in sorted({min(1, len(on_host)), len(on_host) // 2, len(on_host)} - {0}):
             for direction, source, target in ((Direction.OUT, pages, on_host), (Direction.IN, on_host, pages)):
                 copy = PageCopy(direction, source[:count], target[:count])
-                copies += [((1.0, float(count)), await executor.copy(copy)) for _ in range(_REPEATS)]
+                for _ in range(_REPEATS):
+                    with contextlib.suppress(Exception):
+                        copies.append(((1.0, float(count)), await executor.copy(copy)))
     finally:
         device.pool.unpin(pages)
         host.pool.unpin(on_host)
@@ -52,6 +57,7 @@ async def _steps(
         np.arange(longest) * 60,
     )
     samples: list[tuple[tuple[float, ...], float]] = []
+    failure: Exception | None = None
     for repeat in range(_REPEATS + 1):
         low = 0
         shapes: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]] = []
@@ -68,7 +74,13 @@ async def _steps(
                 [AppendRow(history, NO_CONTEXT, cached, cached + new, pages) for new, cached in appends],
                 [ScoreRow(Candidates(np.arange(m)), None, tokens, tokens, pages) for m, tokens in scores],
             )
-            result = await executor.launch(step)
+            try:
+                result = await executor.launch(step)
+            except Exception as error:
+                failure = error
+                continue
             if repeat:  # the first round warms up
                 samples.append((CostModel.features(appends, scores), result.seconds))
+    if not samples:
+        raise Unavailable(f"the device runs nothing: {failure}") from failure
     return samples
