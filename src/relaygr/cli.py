@@ -4,7 +4,7 @@ import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich import box
@@ -12,9 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from relaygr.config import EngineConfig
+from relaygr.cascade import PipelineConfig
+from relaygr.config import EngineConfig, OnMiss
 from relaygr.errors import RelayError
 from relaygr.lab.demo import Demo, DemoResult, run_demo
+from relaygr.relay import TriggerConfig
+from relaygr.serving.all import AllSettings, run_all
 from relaygr.serving.run import InstanceSettings, run_instance
 
 __all__ = ["app"]
@@ -29,6 +32,7 @@ app = typer.Typer(
 _DEFAULTS = Demo()
 _INSTANCE = InstanceSettings(model="")
 _ENGINE = EngineConfig()
+_ALL = AllSettings(data=Path())
 serve = typer.Typer(help="Run the servers.", no_args_is_help=True)
 app.add_typer(serve, name="serve")
 
@@ -71,6 +75,42 @@ def demo(
         raise typer.Exit(1)
 
 
+@serve.command("all")
+def serve_all(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The gateway's port; 0 takes a free one.")] = 8000,
+    instances: Annotated[int, typer.Option(min=1, help="Instances to run.")] = 2,
+    data_dir: Annotated[
+        Path, typer.Option(help="Where model, items and histories are kept; filled on first use.")
+    ] = Path("relaygr-data"),
+    ranking_budget_ms: Annotated[float, typer.Option(help="Time a rank may take.")] = _ALL.pipeline.ranking_ms,
+    pipeline_budget_ms: Annotated[float, typer.Option(help="Time a request may take.")] = _ALL.pipeline.pipeline_ms,
+) -> None:
+    """Run a gateway and its instances on this machine, in one command.
+
+    `POST /v1/recommend {"user": "user-7", "k": 10}` runs the whole cascade; `POST /v1/behaviours` appends what a user
+    did. The first call makes a model with random weights, items and users. Ctrl-C stops everything.
+    """
+    console = Console(stderr=True)
+    try:
+        with console.status("starting") as status:
+
+            def ready(address: str) -> None:
+                status.stop()
+                typer.echo(f"gateway serves on {address}")
+
+            settings = AllSettings(
+                data=data_dir,
+                port=port,
+                instances=instances,
+                pipeline=PipelineConfig(pipeline_ms=pipeline_budget_ms, ranking_ms=ranking_budget_ms),
+                trigger=TriggerConfig(ranking_budget_ms=ranking_budget_ms),
+            )
+            asyncio.run(run_all(settings, ready, lambda what: status.update(what)))
+    except RelayError as error:
+        console.print(f"[red]relaygr serve all:[/] {error}")
+        raise typer.Exit(1) from error
+
+
 @serve.command()
 def instance(
     model: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The checkpoint to serve.")],
@@ -82,6 +122,7 @@ def instance(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = _ENGINE.dtype,
     device_cache: Annotated[str, typer.Option(help="Memory for KV pages on the device.")] = _ENGINE.device_cache,
     host_cache: Annotated[str, typer.Option(help="Memory for KV pages on the host.")] = _ENGINE.host_cache,
+    on_miss: Annotated[str, typer.Option(help="full, or truncate: rank on the newest behaviours that fit.")] = "full",
 ) -> None:
     """Serve one model: an engine process behind HTTP.
 
@@ -95,7 +136,13 @@ def instance(
             host=host,
             port=port,
             store=None if store is None else str(store),
-            engine=EngineConfig(device=device, dtype=dtype, device_cache=device_cache, host_cache=host_cache),
+            engine=EngineConfig(
+                device=device,
+                dtype=dtype,
+                device_cache=device_cache,
+                host_cache=host_cache,
+                on_miss=cast(OnMiss, on_miss),
+            ),
         )
         asyncio.run(run_instance(settings, lambda at: typer.echo(f"{slot} serves on http://{host}:{at}")))
     except RelayError as error:

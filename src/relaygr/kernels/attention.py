@@ -55,5 +55,5 @@ class Attention(Protocol):
         layer: int,
         batch: Ragged,
     ) -> torch.Tensor:
-        """Each candidate sees all its user's cached tokens, from the pages, and itself, from k and v. Writes nothing."""
+        """Each candidate sees its user's cached tokens, from the pages, and itself, from k and v. Writes nothing."""
         ...

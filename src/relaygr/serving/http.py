@@ -1,8 +1,10 @@
 """Plain ASGI: bounded bodies in, one reply out, errors as documented answers."""
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from relaygr.errors import (
     DeadlineExceeded,
@@ -12,9 +14,9 @@ from relaygr.errors import (
     RelayError,
     Unavailable,
 )
-from relaygr.serving.wire import Encoding, ErrorReply, encode
+from relaygr.serving.wire import Encoding, ErrorReply, encode, encoding_of
 
-__all__ = ["Conflict", "Reply", "Request", "TooLarge", "error_reply", "read_request", "send_reply"]
+__all__ = ["App", "Conflict", "Reply", "Request", "TooLarge", "error_reply", "read_request", "send_reply"]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -114,3 +116,51 @@ def error_reply(error: RelayError, encoding: Encoding) -> Reply:
         status = 415
     body = encode(encoding, ErrorReply(error=type(error).__name__, message=str(error), field=field))
     return Reply(status, body, encoding, (RETRY_AFTER,) if status in (429, 503) else ())
+
+
+class App(ABC):
+    """An ASGI app of bounded requests. `draining` refuses new work; `busy` counts what was taken and not answered."""
+
+    paths: ClassVar[frozenset[str]]
+    """Those it answers, with the right method."""
+
+    def __init__(self, max_body: int) -> None:
+        self.draining = False
+        self.busy = 0
+        self.requests: Counter[tuple[str, int]] = Counter()
+        """By path and status; unknown paths count as one."""
+        self._max_body = max_body
+
+    @abstractmethod
+    async def route(self, request: Request, encoding: Encoding) -> Reply | None:
+        """The reply, or None where path and method do not go together. RelayErrors become answers."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"HTTP is spoken here, not {scope['type']}")
+        encoding = Encoding.JSON
+        self.busy += 1
+        try:
+            request = await read_request(scope, receive, self._max_body)
+            if request.method == "POST":
+                encoding = encoding_of(request.header(b"content-type"))
+            reply = await self.route(request, encoding)
+        except RelayError as error:
+            reply = error_reply(error, encoding)
+        except ConnectionResetError:
+            return
+        finally:
+            self.busy -= 1
+        known = scope["path"] in self.paths
+        if reply is None:
+            reply = Reply(405, _NOT_ALLOWED) if known else Reply(404, _NOT_FOUND)
+        self.requests[scope["path"] if known else "other", reply.status] += 1
+        await send_reply(send, reply)
+
+    def refuse_if_draining(self) -> None:
+        if self.draining:
+            raise Unavailable("draining: no new work is taken here")
+
+
+_NOT_ALLOWED: Final = b'{"error":"InvalidInput","message":"method not allowed here","field":null}'
+_NOT_FOUND: Final = b'{"error":"InvalidInput","message":"no such path","field":null}'

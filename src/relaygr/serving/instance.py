@@ -2,25 +2,19 @@
 
 import asyncio
 import time
-from collections import Counter
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from relaygr.errors import HistoryNeeded, InvalidInput, RelayError, Unavailable
+from relaygr.errors import HistoryNeeded, InvalidInput
 from relaygr.history import History, HistoryStore, KnownHistory
 from relaygr.serving import link
 from relaygr.serving.http import (
+    App,
     Conflict,
-    Receive,
     Reply,
     Request,
-    Scope,
-    Send,
-    error_reply,
-    read_request,
-    send_reply,
 )
 from relaygr.serving.wire import (
     Encoding,
@@ -30,7 +24,6 @@ from relaygr.serving.wire import (
     RankReply,
     decode,
     encode,
-    encoding_of,
     floats,
     integers,
 )
@@ -41,39 +34,20 @@ MAX_BODY: Final = 16 * 2**20
 """Bytes of a body that are read; a history of 500,000 behaviours fits."""
 
 
-class InstanceApp:
-    """The calls of an instance, plain ASGI. `draining` refuses new work; `busy` counts what was taken."""
+class InstanceApp(App):
+    """The calls of an instance."""
+
+    paths = frozenset({"/v1/rank", "/v1/pre-infer", "/v1/status", "/healthz", "/readyz"})
 
     def __init__(self, engine: link.EngineLink, store: HistoryStore | None, slot: str) -> None:
-        self.draining = False
-        self.busy = 0
-        self.requests: Counter[tuple[str, int]] = Counter()
+        super().__init__(MAX_BODY)
         self._engine = engine
         self._store = store
         self._slot = slot
         self._slot_header = ((b"x-relaygr-slot", slot.encode()),)
         self._started = time.monotonic()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise RuntimeError(f"an instance speaks HTTP, not {scope['type']}")
-        encoding = Encoding.JSON
-        self.busy += 1
-        try:
-            request = await read_request(scope, receive, MAX_BODY)
-            if request.method == "POST":
-                encoding = encoding_of(request.header(b"content-type"))
-            reply = await self._route(request, encoding)
-        except RelayError as error:
-            reply = error_reply(error, encoding)
-        except ConnectionResetError:
-            return
-        finally:
-            self.busy -= 1
-        self.requests[scope["path"], reply.status] += 1
-        await send_reply(send, reply)
-
-    async def _route(self, request: Request, encoding: Encoding) -> Reply:
+    async def route(self, request: Request, encoding: Encoding) -> Reply | None:
         match request.method, request.path:
             case "POST", "/v1/rank":
                 return await self._rank(request, encoding)
@@ -86,9 +60,7 @@ class InstanceApp:
             case "GET", "/readyz":
                 ready = self._engine.alive and not self.draining
                 return Reply(200 if ready else 503, msgspec.json.encode({"ready": ready}))
-            case _, "/v1/rank" | "/v1/pre-infer" | "/v1/status" | "/healthz" | "/readyz":
-                return Reply(405, b'{"error": "InvalidInput", "message": "method not allowed here"}')
-        return Reply(404, b'{"error": "InvalidInput", "message": "no such path"}')
+        return None
 
     async def _pre_infer(self, request: Request, encoding: Encoding) -> Reply:
         body = decode(encoding, request.body, PreInferBody)
@@ -134,8 +106,7 @@ class InstanceApp:
 
     async def _with_history(self, body: PreInferBody, call: Any) -> Any:
         """Make the call by digest where one is given, and with the behaviours where the engine wants them."""
-        if self.draining:
-            raise Unavailable("this instance is draining")
+        self.refuse_if_draining()
         if not body.user:
             raise InvalidInput("user", "must be a non-empty string")
         known = body.known()

@@ -7,18 +7,26 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import uvicorn
 
+from relaygr.cascade.catalogue import Catalogue
+from relaygr.cascade.pipeline import Pipeline, PipelineConfig
+from relaygr.cascade.pre_processing import FeaturePreProcessing
+from relaygr.cascade.retrieval import FaissRetrieval
+from relaygr.clock import RealClock
 from relaygr.config import EngineConfig
 from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import LmdbStore
+from relaygr.relay import Membership, Router, RouterConfig, Trigger, TriggerConfig
 from relaygr.serving.engine_process import EngineProcess, EngineSettings
+from relaygr.serving.gateway import GatewayApp
 from relaygr.serving.instance import InstanceApp
 from relaygr.serving.link import EngineLink
+from relaygr.serving.ranking import RelayRanking
 
-__all__ = ["InstanceSettings", "run_instance"]
+__all__ = ["GatewaySettings", "InstanceSettings", "Listening", "listening", "run_instance", "running_gateway"]
 
 DRAIN_POLL_S: Final = 0.02
 
@@ -51,6 +59,14 @@ class InstanceSettings:
             raise InvalidInput("drain_s", "must be positive")
 
 
+class Listening(NamedTuple):
+    """A server that takes requests."""
+
+    port: int
+    stop: asyncio.Event
+    """Set by SIGTERM and SIGINT."""
+
+
 class Draining(Protocol):
     """An app that can be told to refuse new work."""
 
@@ -79,7 +95,7 @@ async def run_instance(settings: InstanceSettings, ready: Callable[[int], None] 
         stack.push_async_callback(link.close)
         app = InstanceApp(link, store, settings.slot)
         lost = asyncio.create_task(engine.ended())
-        async with _listening(app, settings.host, settings.port) as (port, stop):
+        async with listening(app, settings.host, settings.port) as (port, stop):
             ready(port)
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait((lost, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -91,8 +107,8 @@ async def run_instance(settings: InstanceSettings, ready: Callable[[int], None] 
 
 
 @contextlib.asynccontextmanager
-async def _listening(app: Any, host: str, port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
-    """uvicorn around the app: its port, and an event that SIGTERM or SIGINT sets."""
+async def listening(app: Any, host: str, port: int) -> AsyncIterator[Listening]:
+    """uvicorn around the app."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     config = uvicorn.Config(
@@ -109,7 +125,7 @@ async def _listening(app: Any, host: str, port: int) -> AsyncIterator[tuple[int,
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        yield server.servers[0].sockets[0].getsockname()[1], stop
+        yield Listening(server.servers[0].sockets[0].getsockname()[1], stop)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -132,6 +148,49 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self.listening.set()
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """One gateway, and where its instances are."""
+
+    store: str
+    """The folder of the history store, shared with the instances."""
+    catalogue: str
+    """The items that can be recommended."""
+    host: str = "127.0.0.1"
+    """The address to listen on; loopback unless told otherwise."""
+    port: int = 8000
+    request_features: int = 0
+    """As many as the model reads."""
+    candidate_features: int = 0
+    """As many as the model reads."""
+    drain_s: float = 10.0
+    """How long it finishes what it has taken when it is told to stop."""
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    trigger: TriggerConfig = field(default_factory=TriggerConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(settings: GatewaySettings, membership: Membership) -> AsyncIterator[Listening]:
+    """Serve the cascade over the slots of `membership`, which may change meanwhile; drained at the end."""
+    async with contextlib.AsyncExitStack() as stack:
+        store = stack.enter_context(LmdbStore(settings.store))
+        clock = RealClock()
+        router = Router(membership, settings.router)
+        ranking = await stack.enter_async_context(RelayRanking(membership, router, Trigger(settings.trigger), clock))
+        retrieval = FaissRetrieval(Catalogue.load(settings.catalogue))
+        features = FeaturePreProcessing(
+            request_features=settings.request_features, candidate_features=settings.candidate_features
+        )
+        pipeline = await stack.enter_async_context(
+            Pipeline(store, retrieval, features, ranking, ranking, settings.pipeline, clock=clock)
+        )
+        app = GatewayApp(pipeline, store, ranking)
+        async with listening(app, settings.host, settings.port) as server:
+            yield server
+            await drain(app, settings.drain_s)
 
 
 async def drain(app: Draining, within_s: float) -> None:

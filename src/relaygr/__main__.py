@@ -1,0 +1,5 @@
+"""`python -m relaygr` is the `relaygr` command."""
+
+from relaygr.cli import app
+
+app()

@@ -1,0 +1,154 @@
+"""Everything on one machine: a gateway, its instances as processes, and what they need to begin."""
+
+import asyncio
+import contextlib
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from relaygr.cascade.catalogue import Catalogue
+from relaygr.cascade.pipeline import PipelineConfig
+from relaygr.config import EngineConfig
+from relaygr.errors import InvalidInput, Unavailable
+from relaygr.history import History, LmdbStore
+from relaygr.model import build_model, checkpoint
+from relaygr.relay import Membership, RouterConfig, TriggerConfig
+from relaygr.serving.run import GatewaySettings, running_gateway
+
+__all__ = ["AllSettings", "provision", "run_all"]
+
+ITEMS: Final = 20_000
+USERS: Final = 200
+_RESTART_S: Final = 0.5
+_SERVES: Final = re.compile(r"serves on (http://\S+)")
+
+
+@dataclass(frozen=True)
+class AllSettings:
+    """A gateway and its instances on this machine."""
+
+    data: Path
+    """Where model, items and histories are kept; filled on first use."""
+    port: int = 8000
+    instances: int = 2
+    engine: EngineConfig = field(
+        default_factory=lambda: EngineConfig(device_cache="256MiB", host_cache="512MiB", on_miss="truncate")
+    )
+    """For a CPU: a rank that comes too early for its prefix is served on the newest behaviours, and says so."""
+    pipeline: PipelineConfig = field(default_factory=lambda: PipelineConfig(pipeline_ms=400.0, ranking_ms=150.0))
+    trigger: TriggerConfig = field(default_factory=TriggerConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    drain_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.instances < 1:
+            raise InvalidInput("instances", "must be at least 1")
+
+
+def provision(data: Path, progress: Callable[[str], None] = lambda what: None) -> None:
+    """Make a default model, items and users' histories in `data`, as far as they are missing."""
+    data.mkdir(parents=True, exist_ok=True)
+    if not (data / "model.safetensors").exists():
+        progress("building a model with random weights")
+        model = build_model("hstu", layers=4, dim=64, heads=2, items=ITEMS, seed=0, scale_length=2048.0)
+        checkpoint.save(model, data / "model.safetensors")
+    if not (data / "items.safetensors").exists():
+        progress(f"drawing {ITEMS:,} items")
+        Catalogue.random(ITEMS, 32, seed=0).save(data / "items.safetensors")
+    if not (data / "store").exists():
+        progress(f"drawing the histories of {USERS} users")
+        draw = np.random.default_rng(0)
+        now = int(time.time())
+        with LmdbStore(data / "store") as store:
+            store.append_many({f"user-{user}": _history(draw, now) for user in range(USERS)})
+
+
+def _history(draw: np.random.Generator, now: int) -> History:
+    """Behaviours of someone who was here until lately: skewed items, lengths from some hundreds to a few thousand."""
+    length = int(np.clip(draw.lognormal(7.0, 0.6), 64, 4096))
+    times = now - np.cumsum(draw.integers(1, 3600, length))[::-1]
+    return History(draw.zipf(1.3, length) % ITEMS, draw.integers(0, 16, length), times)
+
+
+async def run_all(
+    settings: AllSettings, ready: Callable[[str], None], progress: Callable[[str], None] = lambda what: None
+) -> None:
+    """Serve until SIGTERM or SIGINT. `ready` gets the gateway's address. Instances that end are started again."""
+    await asyncio.to_thread(provision, settings.data, progress)
+    membership = Membership()
+    instances = [_Instance(f"slot-{number}", settings, membership) for number in range(settings.instances)]
+    async with contextlib.AsyncExitStack() as stack:
+        for instance in instances:
+            stack.push_async_callback(instance.stop)
+        progress(f"starting {settings.instances} instances")
+        await asyncio.gather(*(instance.start() for instance in instances))
+        gateway = GatewaySettings(
+            store=str(settings.data / "store"),
+            catalogue=str(settings.data / "items.safetensors"),
+            port=settings.port,
+            drain_s=settings.drain_s,
+            pipeline=settings.pipeline,
+            trigger=settings.trigger,
+            router=settings.router,
+        )
+        async with running_gateway(gateway, membership) as listening:
+            keepers = [asyncio.create_task(instance.keep()) for instance in instances]
+            ready(f"http://127.0.0.1:{listening.port}")
+            await listening.stop.wait()
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+
+class _Instance:
+    """One instance process, started again when it ends, under the same slot name."""
+
+    def __init__(self, slot: str, settings: AllSettings, membership: Membership) -> None:
+        self._slot = slot
+        self._settings = settings
+        self._membership = membership
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it and wait until it serves. Unavailable if it ends instead; it has said why."""
+        engine, data = self._settings.engine, self._settings.data
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "relaygr", "serve", "instance", "--slot", self._slot, "--port", "0"),
+            *("--model", str(data / "model.safetensors"), "--store", str(data / "store")),
+            *("--device", engine.device, "--dtype", engine.dtype),
+            *("--device-cache", engine.device_cache, "--host-cache", engine.host_cache, "--on-miss", engine.on_miss),
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the parent, which ends it in order
+        )
+        assert self._process.stdout is not None
+        serves = _SERVES.search((await self._process.stdout.readline()).decode())
+        if not serves:
+            raise Unavailable(f"{self._slot} ended with status {await self._process.wait()}")
+        self._membership.add(self._slot, serves[1])
+
+    async def keep(self) -> None:
+        """Start it again whenever it ends."""
+        while True:
+            assert self._process is not None
+            await self._process.wait()
+            await asyncio.sleep(_RESTART_S)
+            with contextlib.suppress(Unavailable):
+                await self.start()
+
+    async def stop(self) -> None:
+        """Let it drain, then end."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), 2 * self._settings.drain_s)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()

@@ -1,0 +1,245 @@
+"""Ranking by instances: the trigger's question, the router's choice, and the messages between."""
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from relaygr.cascade.stage import RankReply as StageReply
+from relaygr.cascade.stage import Signal
+from relaygr.clock import Clock
+from relaygr.engine import Decision, Path, Timings
+from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, RelayError, Unavailable
+from relaygr.history import History
+from relaygr.model import Candidates
+from relaygr.relay import Evidence, Membership, Route, Router, Shape, SlotReport, Trigger
+from relaygr.serving.client import HttpClient, Response
+from relaygr.serving.wire import (
+    Behaviours,
+    Encoding,
+    ErrorReply,
+    PreInferBody,
+    PreInferReply,
+    RankBody,
+    RankReply,
+    decode,
+    encode,
+)
+
+__all__ = ["RelayRanking"]
+
+TAIL: Final = 64
+"""The newest behaviours that a message carries; what is older the instance finds cached or in the store."""
+PROBE_S: Final = 0.5
+CONFLICT: Final = 409
+
+
+class RelayRanking:
+    """Signals and ranks over HTTP, to the slots of a membership. An async context manager: it probes them meanwhile.
+
+    A rank goes where its signal went while that slot lives. A slot that cannot be reached costs a retry elsewhere,
+    never the request, as long as another is up and the deadline allows.
+    """
+
+    def __init__(self, membership: Membership, router: Router, trigger: Trigger, clock: Clock) -> None:
+        self.membership = membership
+        self.router = router
+        self.trigger = trigger
+        self.retries: Counter[str] = Counter()
+        """Messages sent again, by why."""
+        self._clock = clock
+        self._clients: dict[str, HttpClient] = {}
+        self._probing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "RelayRanking":
+        await self.probe()
+        self._probing = asyncio.create_task(self._probe_on())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
+        for client in self._clients.values():
+            client.close()
+
+    # ---- the pipeline's questions
+
+    def decide(self, user: str, shape: Shape) -> Decision:
+        """Whether the user's request is worth a signal to the slot it would go to."""
+        try:
+            slot = self.router.peek(user, shape.prefix)
+        except Unavailable:
+            slot = None
+        return self.trigger.decide(slot, shape, self._clock.now()).decision
+
+    async def signal(self, user: str, history: History, context: Any, *, due: float) -> Signal:
+        """Place the request and ask for its prefix. The slot stays charged with it until the rank is due."""
+        route = self.router.place(user, len(history))
+        left = max(due - self._clock.now(), 0.0)
+        asyncio.get_running_loop().call_later(left, route.release)
+        body = PreInferBody(**_history_fields(user, history, context))
+        response = await self._send(route, "/v1/pre-infer", user, body, history, due)
+        reply = msgspec.msgpack.decode(_well(response, 202), type=PreInferReply)
+        self._hear(reply.slot, reply.wait_ms)
+        return Signal(Decision(reply.decision), reply.slot)
+
+    async def rank(
+        self,
+        user: str,
+        history: History,
+        candidates: Candidates,
+        context: Any,
+        request: npt.NDArray[np.float32] | None,
+        *,
+        slot: str | None,
+        deadline: float,
+    ) -> StageReply:
+        """Rank at the slot, or where the user belongs; elsewhere if that fails and another is up."""
+        body = RankBody(
+            **_history_fields(user, history, context),
+            candidates=candidates.items.tobytes(),
+            features=None if candidates.features is None else candidates.features.tobytes(),
+            request=None if request is None else request.tobytes(),
+        )
+        shape = Shape(len(history), 0 if context is None else len(context), len(candidates))
+        for attempt in itertools.count():
+            tokens = len(history) + len(candidates)
+            route = self.router.follow(slot, user, tokens) if slot else self.router.place(user, tokens)
+            forecast = self.trigger.forecast(route.slot, shape, self._clock.now())
+            began = self._clock.now()
+            with route:
+                try:
+                    response = await self._send(route, "/v1/rank", user, body, history, deadline)
+                    content = _well(response, 200)
+                except Unavailable:
+                    if attempt >= len(self.membership) or self._clock.now() >= deadline:
+                        raise
+                    self.retries["unavailable"] += 1
+                    slot = None
+                    continue
+            reply = msgspec.msgpack.decode(content, type=RankReply)
+            path = Path(reply.path)
+            self._hear(reply.slot, reply.wait_ms)
+            if forecast is not None:
+                self.trigger.learn(forecast, path, (self._clock.now() - began) * 1e3)
+            timings = Timings(**reply.timings_ms)
+            return StageReply(reply.to_array(), path, reply.used, reply.epoch, reply.slot, timings)
+        raise AssertionError("unreachable")
+
+    # ---- messages
+
+    async def _send(
+        self, route: Route, path: str, user: str, body: PreInferBody, history: History, deadline: float
+    ) -> Response:
+        """One message to a slot; again with the whole history if its store has another. Tells the membership."""
+        response = await self._post(route, path, user, body, deadline)
+        if response.status == CONFLICT:
+            self.retries["conflict"] += 1
+            body.behaviours = _behaviours(history)
+            response = await self._post(route, path, user, body, deadline)
+        return response
+
+    async def _post(self, route: Route, path: str, user: str, body: PreInferBody, deadline: float) -> Response:
+        left_ms = (deadline - self._clock.now()) * 1e3
+        if left_ms <= 0:
+            raise DeadlineExceeded("the deadline passed before the message was sent")
+        headers = {
+            "content-type": Encoding.MSGPACK.value,
+            "x-relaygr-key": user.encode("unicode_escape").decode("ascii"),
+            "x-relaygr-deadline-ms": f"{left_ms:.3f}",
+        }
+        try:
+            response = await self._client(route.address).request("POST", path, encode(Encoding.MSGPACK, body), headers)
+        except Unavailable as error:
+            self.membership.observe(route.slot, _evidence(error))
+            raise
+        self.membership.observe(route.slot, Evidence.ANSWERED)
+        if response.status == 503:
+            self.membership.observe(route.slot, Evidence.DRAINING)
+        return response
+
+    def _client(self, address: str) -> HttpClient:
+        client = self._clients.get(address)
+        if client is None:
+            parts = urlsplit(address)
+            assert parts.hostname is not None
+            assert parts.port is not None
+            client = self._clients[address] = HttpClient(parts.hostname, parts.port)
+        return client
+
+    def _hear(self, slot: str, wait_ms: float) -> None:
+        """A reply tells the slot's wait; its costs are those of the last probe."""
+        known = self.trigger.reported(slot)
+        if known is not None:
+            self.trigger.hear(slot, SlotReport(known.version, known.coefficients, wait_ms), self._clock.now())
+
+    # ---- probes
+
+    async def _probe_on(self) -> None:
+        while True:
+            await asyncio.sleep(PROBE_S)
+            await self.probe()
+
+    async def probe(self) -> None:
+        """Ask every slot how it is."""
+        await asyncio.gather(*(self._probe(member.slot, member.address) for member in self.membership.members()))
+
+    async def _probe(self, slot: str, address: str) -> None:
+        try:
+            async with asyncio.timeout(PROBE_S):
+                response = await self._client(address).request("GET", "/v1/status")
+            status = msgspec.json.decode(response.body)
+            if response.status != 200 or status["slot"] != slot:
+                raise Unavailable(f"{address} is not {slot}")
+            engine = status["engine"]
+            report = SlotReport(
+                engine["cost_model_version"], tuple(engine["cost_model"]["steps"]), float(engine["wait_ms"])
+            )
+        except (Unavailable, TimeoutError, msgspec.DecodeError, KeyError, TypeError, InvalidInput) as error:
+            self.membership.observe(slot, _evidence(error))
+            return
+        self.trigger.hear(slot, report, self._clock.now())
+        self.membership.observe(slot, Evidence.DRAINING if status["draining"] else Evidence.READY)
+
+
+def _evidence(error: BaseException) -> Evidence:
+    return Evidence.REFUSED if isinstance(error.__cause__, ConnectionRefusedError) else Evidence.FAILED
+
+
+def _history_fields(user: str, history: History, context: Any) -> dict[str, Any]:
+    return {
+        "user": user,
+        "start": history.start,
+        "length": len(history),
+        "digest": history.digest(),
+        "behaviours": _behaviours(history[max(0, len(history) - TAIL) :]),
+        "context": b"" if context is None else np.asarray(context, np.int64).tobytes(),
+    }
+
+
+def _behaviours(history: History) -> Behaviours:
+    return Behaviours(history.items.tobytes(), history.actions.tobytes(), history.timestamps.tobytes())
+
+
+_ERRORS: Final[dict[int, type[RelayError]]] = {429: Overloaded, 504: DeadlineExceeded, 503: Unavailable}
+
+
+def _well(response: Response, status: int) -> bytes:
+    """The body of a reply with this status; the error it carries otherwise."""
+    if response.status == status:
+        return response.body
+    message, field = f"an instance answered {response.status}", None
+    with contextlib.suppress(InvalidInput):
+        encoding = Encoding.MSGPACK if "msgpack" in response.headers.get("content-type", "") else Encoding.JSON
+        told = decode(encoding, response.body, ErrorReply)
+        message, field = told.message, told.field
+    if response.status == 400:
+        raise InvalidInput(field or "body", message.removeprefix(f"{field}: "))
+    raise _ERRORS.get(response.status, Unavailable)(message)

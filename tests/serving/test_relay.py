@@ -1,0 +1,179 @@
+"""Signals and ranks over HTTP to real instances: they meet, and a death moves its keys alone."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oracle import assert_scores, oracle_scores
+from relaygr import Candidates, Decision, Engine, EngineConfig, History, Path, build_model
+from relaygr.clock import RealClock
+from relaygr.errors import InvalidInput, Unavailable
+from relaygr.history import LmdbStore
+from relaygr.relay import Health, Membership, Router, RouterConfig, Trigger, TriggerConfig, TriggerMode
+from relaygr.serving.engine_process import serve_engine
+from relaygr.serving.instance import InstanceApp
+from relaygr.serving.link import EngineLink
+from relaygr.serving.ranking import RelayRanking
+from relaygr.serving.run import listening
+
+MODEL = build_model("hstu", layers=1, dim=16, heads=2, items=100, seed=0)
+DRAW = np.random.default_rng(0)
+HISTORY = History(DRAW.integers(0, 100, 400), DRAW.integers(0, 16, 400), np.arange(400) * 60)
+ITEMS = Candidates(np.array([5, 6, 7]))
+SLOTS = ("slot-0", "slot-1", "slot-2")
+
+
+class Relay:
+    """Three instances and the ranking in front of them."""
+
+    def __init__(
+        self, ranking: RelayRanking, apps: dict[str, InstanceApp], stops: dict[str, Callable[[], Any]]
+    ) -> None:
+        self.ranking, self.apps, self._stops = ranking, apps, stops
+
+    async def kill(self, slot: str) -> None:
+        await self._stops[slot]()
+
+    async def rank(self, user: str, slot: str | None = None, history: History = HISTORY) -> Any:
+        deadline = RealClock().now() + 20
+        return await self.ranking.rank(user, history, ITEMS, None, None, slot=slot, deadline=deadline)
+
+    async def signal(self, user: str, history: History = HISTORY) -> Any:
+        return await self.ranking.signal(user, history, None, due=RealClock().now() + 20)
+
+
+@contextlib.asynccontextmanager
+async def instance(folder: FilePath, slot: str, store: LmdbStore) -> AsyncIterator[tuple[InstanceApp, str]]:
+    ready, until = asyncio.Event(), asyncio.Event()
+    async with Engine(MODEL, EngineConfig(device_cache="8MiB", host_cache="0")) as engine:
+        serving = asyncio.create_task(serve_engine(engine, str(folder / slot), ready.set, until))
+        await ready.wait()
+        link = await EngineLink.connect(str(folder / slot))
+        app = InstanceApp(link, store, slot)
+        async with listening(app, "127.0.0.1", 0) as server:
+            yield app, f"http://127.0.0.1:{server.port}"
+        await link.close()
+        until.set()
+        await serving
+
+
+def run(folder: FilePath, test: Callable[[Relay], Coroutine[Any, Any, None]], stored: int = 0) -> None:
+    async def main() -> None:
+        membership, apps, stops = Membership(), {}, {}
+        async with contextlib.AsyncExitStack() as stack:
+            store = stack.enter_context(LmdbStore(folder / "store"))
+            if stored:
+                part = HISTORY[:stored]
+                store.append("user-1", part.items, part.actions, part.timestamps)
+            for slot in SLOTS:
+                own = await stack.enter_async_context(contextlib.AsyncExitStack())
+                apps[slot], address = await own.enter_async_context(instance(folder, slot, store))
+                stops[slot] = own.aclose
+                membership.add(slot, address)
+            router = Router(membership, RouterConfig(quiet_tokens=100_000))
+            trigger = Trigger(TriggerConfig(mode=TriggerMode.ALWAYS))
+            ranking = await stack.enter_async_context(RelayRanking(membership, router, trigger, RealClock()))
+            await test(Relay(ranking, apps, stops))
+
+    asyncio.run(main())
+
+
+def test_probes_bring_slots_up_and_tell_their_costs(tmp_path: FilePath) -> None:
+    async def test(relay: Relay) -> None:
+        assert relay.ranking.membership.placeable == SLOTS
+        assert all(relay.ranking.trigger.reported(slot) is not None for slot in SLOTS)
+        relay.apps["slot-1"].draining = True
+        await relay.ranking.probe()
+        assert relay.ranking.membership.health("slot-1") is Health.DRAINING
+
+    run(tmp_path, test)
+
+
+def test_signal_and_rank_meet_on_the_same_slot_and_the_rank_finds_the_prefix(tmp_path: FilePath) -> None:
+    async def test(relay: Relay) -> None:
+        for user in ("user-1", "user-2", "user-3", "user-4"):
+            signal = await relay.signal(user)
+            assert signal.decision is Decision.ADMIT
+            reply = await relay.rank(user, signal.slot)
+            assert reply.slot == signal.slot
+            assert reply.path in (Path.WAITED, Path.RESIDENT)
+            assert_scores(reply.scores, oracle_scores(MODEL, HISTORY, ITEMS.items))
+            assert (await relay.signal(user)).decision is Decision.RESIDENT
+
+    run(tmp_path, test)
+
+
+def test_the_store_fills_in_what_a_message_does_not_carry(tmp_path: FilePath) -> None:
+    async def test(relay: Relay) -> None:
+        reply = await relay.rank("user-1")
+        assert_scores(reply.scores, oracle_scores(MODEL, HISTORY, ITEMS.items))
+        assert not relay.ranking.retries
+
+    run(tmp_path, test, stored=400)
+
+
+def test_a_store_with_another_history_costs_one_more_message(tmp_path: FilePath) -> None:
+    async def test(relay: Relay) -> None:
+        corrected = HISTORY.items.copy()
+        corrected[3] += 1
+        history = History(corrected, HISTORY.actions, HISTORY.timestamps)
+        reply = await relay.rank("user-1", history=history)
+        assert_scores(reply.scores, oracle_scores(MODEL, history, ITEMS.items))
+        assert relay.ranking.retries == {"conflict": 1}
+
+    run(tmp_path, test, stored=400)
+
+
+def test_when_a_slot_dies_its_keys_alone_move_and_their_ranks_are_served(tmp_path: FilePath) -> None:
+    async def test(relay: Relay) -> None:
+        users = [f"user {number}" for number in range(24)]
+        before = {user: (await relay.rank(user)).slot for user in users}
+        assert set(before.values()) == set(SLOTS)
+        signal = await relay.signal("user 0")
+        await relay.kill(before["user 0"])
+        reply = await relay.rank("user 0", signal.slot)
+        assert reply.slot != before["user 0"]
+        assert reply.path is Path.FULL
+        assert_scores(reply.scores, oracle_scores(MODEL, HISTORY, ITEMS.items))
+        for user in users:
+            after = (await relay.rank(user)).slot
+            assert after == before[user] or before[user] == before["user 0"]
+
+    run(tmp_path, test)
+
+
+def test_a_draining_slot_refuses_and_the_rank_goes_elsewhere(tmp_path: FilePath) -> None:
+    async def test(relay: Relay) -> None:
+        slot = (await relay.rank("user-1")).slot
+        relay.apps[slot].draining = True
+        reply = await relay.rank("user-1", slot)
+        assert reply.slot != slot
+        assert_scores(reply.scores, oracle_scores(MODEL, HISTORY, ITEMS.items))
+
+    run(tmp_path, test)
+
+
+def test_with_no_slot_left_it_is_unavailable(tmp_path: FilePath) -> None:
+    async def test(relay: Relay) -> None:
+        for slot in SLOTS:
+            await relay.kill(slot)
+        with pytest.raises(Unavailable):
+            await relay.rank("user-1")
+
+    run(tmp_path, test)
+
+
+def test_what_an_instance_refuses_is_the_callers_error_and_no_reason_to_go_elsewhere(tmp_path: FilePath) -> None:
+    async def test(relay: Relay) -> None:
+        bad = History([1], [99], [1])
+        with pytest.raises(InvalidInput, match="actions"):
+            await relay.rank("user-1", history=bad)
+        assert not relay.ranking.retries
+        assert relay.ranking.membership.placeable == SLOTS
+
+    run(tmp_path, test)
