@@ -205,7 +205,7 @@ def _advance(
 @gluon.jit
 def _consume(
     q_smem, k_smem, v_smem, box, q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free, turn,
-    out, out_stride, part_stride, half_scale, factor,
+    out, out_stride, total, half_scale, factor,
     CAUSAL: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, QUERIES: gl.constexpr,
     JOINT: gl.constexpr, TURNS: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
@@ -285,22 +285,25 @@ def _consume(
             mbarrier.arrive(v_free.index(stage))
         row = first + row0 + gl.arange(0, ROWS // 2, layout=gl.SliceLayout(1, o_layout))
         column = head * D + gl.arange(0, D, layout=gl.SliceLayout(0, o_layout))
-        where = out + split.to(gl.int64) * part_stride + row.to(gl.int64)[:, None] * out_stride + column[None, :]
+        where = out + (split.to(gl.int64) * total + row.to(gl.int64))[:, None] * out_stride + column[None, :]
         gl.store(where, (o * factor).to(out.dtype.element_ty), mask=((row >= begin) & (row < end))[:, None])
         items += 1
         head, first, begin, end, position, steps, top, tokens, split = _receive(box, box_full, box_free, items)
 
 
-@gluon.jit
+# What differs between batches: a launch must never wait for a compilation.
+@gluon.jit(
+    do_not_specialize=["total", "table_stride", "users", "group", "heads", "ranks", "blocks", "work", "layers", "layer"]
+)
 def silu_over_pages(
-    q_desc, kv_desc, out, out_stride, part_stride, starts, cached, table, table_stride, counter,
+    q_desc, kv_desc, out, out_stride, total, starts, cached, table, table_stride, counter,
     users, group, heads, ranks, blocks, work, layers, layer, half_scale, factor,
     TARGET: gl.constexpr, CAUSAL: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     QUERIES: gl.constexpr, JOINT: gl.constexpr, TURNS: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
     """factor · Σ_j silu(q·k_j·scale)·v_j for every item.
 
-    Append writes the rows of `out`. Score writes its sum of each split in fp32, `part_stride` apart; a split or a user
+    Append writes the rows of `out`. Score writes its sum of each split in fp32, `total` rows apart; a split or a user
     without keys writes nothing.
     """
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2 * QUERIES, ROWS // 2, D], q_desc.layout)
@@ -334,12 +337,12 @@ def silu_over_pages(
         [
             (_consume, (
                 q_smem, k_smem, v_smem, box, q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free, turn,
-                out, out_stride, part_stride, half_scale, factor,
+                out, out_stride, total, half_scale, factor,
                 CAUSAL, KEYS, D, STAGES, QUERIES, JOINT, TURNS, 0,
             )),
             (_consume, (
                 q_smem, k_smem, v_smem, box, q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free, turn,
-                out, out_stride, part_stride, half_scale, factor,
+                out, out_stride, total, half_scale, factor,
                 CAUSAL, KEYS, D, STAGES, QUERIES, JOINT, TURNS, 1,
             )),
             (_produce, (

@@ -12,7 +12,7 @@ from relaygr.kernels.ragged import Ragged
 __all__ = ["finish", "project"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def norm_rows(
     x, weight, bias, out, rows, stride, eps,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, LINES: tl.constexpr,
@@ -46,7 +46,7 @@ def _tile_order(rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     return group * 8 + index % (8 * blocks_n) % height, index % (8 * blocks_n) // height
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "table_stride", "users", "layers", "layer"])
 def project_rows(
     x, weight, bias, out, pages, starts, cached, table, rows, out_stride, table_stride, users, layers, layer,
     DEPTH: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, PAGED: tl.constexpr, SILU_ALL: tl.constexpr,
@@ -89,7 +89,7 @@ def project_rows(
         tl.store(where, acc.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def gate_rows(
     u, a, weight, bias, out, rows, u_stride, a_stride, eps,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, CONCAT: tl.constexpr, LINES: tl.constexpr,
@@ -116,7 +116,7 @@ def gate_rows(
     tl.store(where, gated.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def add_product(
     x, left, weight, out, rows,
     DEPTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,

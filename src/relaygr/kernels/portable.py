@@ -78,10 +78,11 @@ def _add(
     return acc, top, total
 
 
-@triton.jit
+# What differs between batches: a launch must never wait for a compilation.
+@triton.jit(do_not_specialize=["total_rows", "table_stride", "heads", "ranks", "blocks", "layers", "layer"])
 def attend(
     q, k_new, v_new, out, pages, starts, cached, table,
-    q_stride, new_stride, out_stride, part_stride, table_stride, heads, ranks, blocks, layers, layer, scale, factor,
+    q_stride, new_stride, out_stride, total_rows, table_stride, heads, ranks, blocks, layers, layer, scale, factor,
     TARGET: tl.constexpr, CAUSAL: tl.constexpr, SOFTMAX: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
@@ -154,13 +155,13 @@ def attend(
         acc = acc / total[:, None]
     else:
         acc = acc * factor
-    where = out + split * part_stride.to(tl.int64) + row.to(tl.int64)[:, None] * out_stride + column
+    where = out + (split * total_rows.to(tl.int64) + row.to(tl.int64))[:, None] * out_stride + column
     tl.store(where, acc.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total_rows", "heads", "bound"])
 def combine(
-    parts, q, k_new, v_new, out, starts, cached, q_stride, new_stride, out_stride, part_stride, heads, bound, scale,
+    parts, q, k_new, v_new, out, starts, cached, q_stride, new_stride, out_stride, total_rows, heads, bound, scale,
     factor,
     TARGET: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
     WIDTH: tl.constexpr, HARDWARE: tl.constexpr,
@@ -186,12 +187,12 @@ def combine(
     where = parts + row[:, None] * heads * D + column
     acc = tl.zeros([LINES, WIDTH], tl.float32)
     for split in range(0, (pages + chunk - 1) // chunk):
-        acc += tl.load(where + split * part_stride.to(tl.int64), mask=inside, other=0.0)
+        acc += tl.load(where + split * total_rows.to(tl.int64) * heads * D, mask=inside, other=0.0)
     acc += (silu(tl.sum(mine * k, 1) * scale, HARDWARE) * factor)[:, None] * v
     tl.store(out + row[:, None] * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "heads", "layers", "layer"])
 def write_pages(
     k, v, pages, starts, cached, table, k_stride, v_stride, table_stride, heads, layers, layer,
     PAGE: tl.constexpr, D: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,

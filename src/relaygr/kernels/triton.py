@@ -122,7 +122,7 @@ class TritonAttention:
         lines = 8
         portable.combine[triton.cdiv(longest, lines), heads, len(batch.rows)](
             parts, q, k, v, out, batch.starts, batch.cached,
-            _row_stride(q), _row_stride(k), _row_stride(out), parts.stride(0), heads, splits,
+            _row_stride(q), _row_stride(k), _row_stride(out), len(q), heads, splits,
             weighting.scale, 1 / weighting.length,
             TARGET=_TARGET, ROWS=rows, LINES=lines, PAGE=PAGE, D=dim,
             WIDTH=triton.next_power_of_2(dim), HARDWARE=has_tanh(q.device), num_warps=4,
@@ -188,7 +188,7 @@ def _launch_portable(
     full = q.dtype == torch.float32
     portable.attend[heads * len(batch.rows) * ranks,](
         q, k, v, out, pages, batch.starts, batch.cached, batch.table,
-        _row_stride(q), _row_stride(k), heads * dim, q.shape[0] * heads * dim, batch.table.stride(0),
+        _row_stride(q), _row_stride(k), heads * dim, len(q), batch.table.stride(0),
         heads, ranks, blocks, pages.shape[1], layer, weighting.scale, factor,
         TARGET=_TARGET, CAUSAL=causal, SOFTMAX=not isinstance(weighting, Silu), ROWS=rows, KEYS=32 if full else 64,
         PAGE=PAGE, D=dim, WIDTH=max(triton.next_power_of_2(dim), 16), HARDWARE=has_tanh(q.device),
@@ -237,7 +237,7 @@ def _launch_hopper(
     dynamic = causal and work > grid
     counter = torch.zeros(1, dtype=torch.int32, device=q.device) if dynamic else batch.starts
     hopper.silu_over_pages[grid,](
-        queries, keys, out, width, total * width, batch.starts, batch.cached, batch.table, batch.table.stride(0),
+        queries, keys, out, width, total, batch.starts, batch.cached, batch.table, batch.table.stride(0),
         counter, users, group, heads, ranks, blocks, work, layers, layer, weighting.scale / 2, 1 / weighting.length,
         TARGET=_TARGET, CAUSAL=causal, KEYS=tiles.keys, D=dim, STAGES=tiles.stages, QUERIES=tiles.queries,
         JOINT=tiles.joint, TURNS=tiles.turns, DYNAMIC=dynamic, num_warps=4,
