@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-__all__ = ["Ragged"]
+__all__ = ["PageList", "Ragged"]
+
+PageList = Sequence[int] | npt.NDArray[np.int32]
+"""One user's pages, in order."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Ragged:
 
     @staticmethod
     def build(
-        rows: Sequence[int], cached: Sequence[int], pages: Sequence[Sequence[int]], device: torch.device | str = "cpu"
+        rows: Sequence[int], cached: Sequence[int], pages: Sequence[PageList], device: torch.device | str = "cpu"
     ) -> "Ragged":
         """Pack host lists. `pages[u]` are user u's pages in order."""
         width = max((len(row) for row in pages), default=0)

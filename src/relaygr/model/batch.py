@@ -9,6 +9,7 @@ import torch
 
 from relaygr.history import History
 from relaygr.kernels import Ragged
+from relaygr.kernels.ragged import PageList
 from relaygr.model.candidates import Candidates
 from relaygr.model.config import ModelConfig
 from relaygr.model.tokens import candidate_tokens, history_tokens
@@ -24,7 +25,7 @@ class AppendRow:
     context: npt.NDArray[np.int64]
     low: int
     high: int
-    pages: Sequence[int] | npt.NDArray[np.int32]
+    pages: PageList
     """The user's pages in order, enough for `high` tokens."""
 
 
@@ -38,7 +39,7 @@ class ScoreRow:
     """Behaviours ranked on: where the candidates stand."""
     tokens: int
     """Context and behaviours together."""
-    pages: Sequence[int] | npt.NDArray[np.int32]
+    pages: PageList
 
 
 @dataclass(frozen=True)
