@@ -81,12 +81,13 @@ def _add(
 # What differs between batches: a launch must never wait for a compilation.
 @triton.jit(do_not_specialize=["total_rows", "table_stride", "heads", "ranks", "blocks", "layers", "layer"])
 def attend(
-    q, k_new, v_new, out, pages, starts, cached, table,
-    q_stride, new_stride, out_stride, total_rows, table_stride, heads, ranks, blocks, layers, layer, scale, factor,
+    q, out, sums, pages, starts, cached, table,
+    q_stride, out_stride, total_rows, table_stride, heads, ranks, blocks, layers, layer, scale, factor,
     TARGET: tl.constexpr, CAUSAL: tl.constexpr, SOFTMAX: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """One item. Append, and score under softmax, write rows of `out`; score under SiLU its split's sum in fp32."""
+    """One item. Append writes rows of `out`. Score writes the sum of its split in fp32, and under softmax the largest
+    logit and the sum of weights of each row beside it, in `sums`."""
     index = tl.program_id(0)
     head = index % heads
     rank = (index // heads) % ranks
@@ -112,16 +113,14 @@ def attend(
         full = tokens // KEYS
         if first >= end:
             return
-        if not SOFTMAX:
-            split = rank // blocks
-            chunk = split_pages(
-                (tokens + PAGE - 1) // PAGE, (end - begin + ROWS - 1) // ROWS * heads, ranks // blocks, TARGET
-            )
-            low = split * chunk * (PAGE // KEYS)
-            high = tl.minimum(high, low + chunk * (PAGE // KEYS))
-            full = tl.minimum(full, high)
-            if low >= high:
-                return
+        split = rank // blocks
+        own = (end - begin + ROWS - 1) // ROWS * heads
+        chunk = split_pages((tokens + PAGE - 1) // PAGE, own, ranks // blocks, TARGET)
+        low = split * chunk * (PAGE // KEYS)
+        high = tl.minimum(high, low + chunk * (PAGE // KEYS))
+        full = tl.minimum(full, high)
+        if low >= high:
+            return
     table += user.to(tl.int64) * table_stride
     row = first + tl.arange(0, ROWS)
     dim = tl.arange(0, WIDTH)
@@ -141,32 +140,27 @@ def attend(
         acc, top, total = _add(
             queries, k, v, acc, top, total, position, j, tokens, scale, KEYS, ROWS, CAUSAL, SOFTMAX, True, HARDWARE
         )
-    if SOFTMAX:
-        if not CAUSAL:
-            own = row.to(tl.int64)[:, None] * new_stride + column
-            k = tl.load(k_new + own, mask=inside, other=0.0).to(tl.float32)
-            v = tl.load(v_new + own, mask=inside, other=0.0).to(tl.float32)
-            s = tl.sum(queries.to(tl.float32) * k, 1) * scale
-            highest = tl.maximum(top, s)
-            w = tl.exp(s - highest)
-            shrink = tl.exp(top - highest)
-            acc = acc * shrink[:, None] + w[:, None] * v
-            total = total * shrink + w
+    place = split * total_rows.to(tl.int64) + row.to(tl.int64)
+    if not SOFTMAX:
+        acc = acc * factor
+    elif CAUSAL:
         acc = acc / total[:, None]
     else:
-        acc = acc * factor
-    where = out + (split * total_rows.to(tl.int64) + row.to(tl.int64))[:, None] * out_stride + column
-    tl.store(where, acc.to(out.dtype.element_ty), mask=inside)
+        beside = sums + (place * heads + head) * 2
+        mine = (row >= begin) & (row < end)
+        tl.store(beside, top, mask=mine)
+        tl.store(beside + 1, total, mask=mine)
+    tl.store(out + place[:, None] * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["total_rows", "heads", "bound"])
 def combine(
-    parts, q, k_new, v_new, out, starts, cached, q_stride, new_stride, out_stride, total_rows, heads, bound, scale,
-    factor,
+    parts, sums, q, k_new, v_new, out, starts, cached, q_stride, new_stride, out_stride, total_rows, heads, bound,
+    scale, factor,
     TARGET: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, HARDWARE: tl.constexpr,
+    WIDTH: tl.constexpr, HARDWARE: tl.constexpr, SOFTMAX: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a user's splits, in order, and the candidate itself: LINES rows of one head."""
+    """The candidate itself and the sums of its user's splits, in order: LINES rows of one head."""
     user = tl.program_id(2)
     head = tl.program_id(1)
     begin = tl.load(starts + user)
@@ -185,10 +179,29 @@ def combine(
     k = tl.load(k_new + own, mask=inside, other=0.0).to(tl.float32)
     v = tl.load(v_new + own, mask=inside, other=0.0).to(tl.float32)
     where = parts + row[:, None] * heads * D + column
-    acc = tl.zeros([LINES, WIDTH], tl.float32)
+    own_logit = tl.sum(mine * k, 1) * scale
+    acc = v
+    top = own_logit
+    total = tl.full([LINES], 1.0, tl.float32)
+    if not SOFTMAX:
+        acc = (silu(own_logit, HARDWARE) * factor)[:, None] * v
     for split in range(0, (pages + chunk - 1) // chunk):
-        acc += tl.load(where + split * total_rows.to(tl.int64) * heads * D, mask=inside, other=0.0)
-    acc += (silu(tl.sum(mine * k, 1) * scale, HARDWARE) * factor)[:, None] * v
+        apart = split * total_rows.to(tl.int64)
+        part = tl.load(where + apart * heads * D, mask=inside, other=0.0)
+        if SOFTMAX:
+            beside = sums + ((apart + row) * heads + head) * 2
+            highest = tl.load(beside, mask=row < end, other=0.0)
+            weights = tl.load(beside + 1, mask=row < end, other=0.0)
+            both = tl.maximum(top, highest)
+            before = tl.exp(top - both)
+            now = tl.exp(highest - both)
+            acc = acc * before[:, None] + part * now[:, None]
+            total = total * before + weights * now
+            top = both
+        else:
+            acc += part
+    if SOFTMAX:
+        acc = acc / total[:, None]
     tl.store(out + row[:, None] * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)
 
 

@@ -84,7 +84,7 @@ class TritonAttention:
         else:
             rows = _portable_rows(q)
             _launch_portable(
-                weighting, q, q, q, out, pages, layer, batch, rows, _blocks_by_position(longest, rows), 1, causal=True
+                weighting, q, out, out, pages, layer, batch, rows, _blocks_by_position(longest, rows), 1, causal=True
             )
         return out
 
@@ -107,25 +107,24 @@ class TritonAttention:
         hopper = isinstance(weighting, Silu) and self._fits_hopper(q, pages)
         rows = PAGE if hopper else _portable_rows(q)
         blocks = triton.cdiv(longest, rows)
-        if not isinstance(weighting, Silu):
-            _launch_portable(weighting, q, k, v, out, pages, layer, batch, rows, blocks, blocks, causal=False)
-            return out
         heads, dim = q.shape[1:]
         splits = _splits(batch, heads, rows)
         parts = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
-        if hopper:
+        sums = parts.new_empty((splits, len(q), heads, 0 if isinstance(weighting, Silu) else 2))
+        if isinstance(weighting, Silu) and hopper:
             _launch_hopper(weighting, q, parts, pages, layer, batch, blocks * splits, blocks, causal=False)
         else:
             _launch_portable(
-                weighting, q, k, v, parts, pages, layer, batch, rows, blocks * splits, blocks, causal=False
+                weighting, q, parts, sums, pages, layer, batch, rows, blocks * splits, blocks, causal=False
             )
         lines = 8
         portable.combine[triton.cdiv(longest, lines), heads, len(batch.rows)](
-            parts, q, k, v, out, batch.starts, batch.cached,
+            parts, sums, q, k, v, out, batch.starts, batch.cached,
             _row_stride(q), _row_stride(k), _row_stride(out), len(q), heads, splits,
-            weighting.scale, 1 / weighting.length,
+            weighting.scale, _factor(weighting),
             TARGET=_TARGET, ROWS=rows, LINES=lines, PAGE=PAGE, D=dim,
-            WIDTH=triton.next_power_of_2(dim), HARDWARE=has_tanh(q.device), num_warps=4,
+            WIDTH=triton.next_power_of_2(dim), HARDWARE=has_tanh(q.device),
+            SOFTMAX=not isinstance(weighting, Silu), num_warps=4,
         )  # fmt: skip
         return out
 
@@ -164,6 +163,10 @@ def _splits(batch: Ragged, heads: int, rows: int) -> int:
     return int(most)
 
 
+def _factor(weighting: Weighting) -> float:
+    return 1 / weighting.length if isinstance(weighting, Silu) else 1.0
+
+
 def _portable_rows(q: torch.Tensor) -> int:
     return 64 if q.dtype == torch.float32 else 128
 
@@ -171,9 +174,8 @@ def _portable_rows(q: torch.Tensor) -> int:
 def _launch_portable(
     weighting: Weighting,
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
     out: torch.Tensor,
+    sums: torch.Tensor,
     pages: torch.Tensor,
     layer: int,
     batch: Ragged,
@@ -184,12 +186,11 @@ def _launch_portable(
     causal: bool,
 ) -> None:
     heads, dim = q.shape[1:]
-    factor = 1 / weighting.length if isinstance(weighting, Silu) else 1.0
     full = q.dtype == torch.float32
     portable.attend[heads * len(batch.rows) * ranks,](
-        q, k, v, out, pages, batch.starts, batch.cached, batch.table,
-        _row_stride(q), _row_stride(k), heads * dim, len(q), batch.table.stride(0),
-        heads, ranks, blocks, pages.shape[1], layer, weighting.scale, factor,
+        q, out, sums, pages, batch.starts, batch.cached, batch.table,
+        _row_stride(q), heads * dim, len(q), batch.table.stride(0),
+        heads, ranks, blocks, pages.shape[1], layer, weighting.scale, _factor(weighting),
         TARGET=_TARGET, CAUSAL=causal, SOFTMAX=not isinstance(weighting, Silu), ROWS=rows, KEYS=32 if full else 64,
         PAGE=PAGE, D=dim, WIDTH=max(triton.next_power_of_2(dim), 16), HARDWARE=has_tanh(q.device),
         num_warps=4 if full else 8, num_stages=2 if full or dim > 128 else 3,
