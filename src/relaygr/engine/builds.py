@@ -1,6 +1,7 @@
 """Builds from start to end: pages reserved all at once, appended to in place or after a copy, kept or not."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -37,6 +38,10 @@ class Builds:
         accept_epochs: int,
         orders: Iterator[int],
     ) -> None:
+        self.sources: Counter[Source] = Counter()
+        """What prefixes were had from: counted whenever a rank or a pre-infer got one."""
+        self.reloads = 0
+        """Copies from host memory that ended well."""
         self._device = device
         self._host = host
         self._cost = cost
@@ -101,6 +106,7 @@ class Builds:
         fresh = self._device.reserve(new, np.concatenate((shared, copied)))
         if fresh is None:
             return None
+        self.sources[option.source] += 1
         base = 0
         if cached is not None:
             base = lineage.context_tokens + option.base
@@ -149,6 +155,7 @@ class Builds:
         def copied(error: BaseException | None) -> None:
             if error is not None and self._host.find(on_host.user) is on_host:
                 self._host.drop(on_host.user)
+            self.reloads += error is None
             if build.state is BuildState.RELOADING:
                 build.state = BuildState.APPENDING
             self.ran(build, build.base, well=error is None)

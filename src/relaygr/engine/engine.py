@@ -20,7 +20,7 @@ from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailab
 from relaygr.history import PAGE, History, KnownHistory
 from relaygr.model.config import MAX_CONTEXT
 
-__all__ = ["Engine", "EngineStatus"]
+__all__ = ["Engine", "EngineCounts", "EngineStatus"]
 
 TRUNCATE_AT: Final = 0.75
 """The share of a rank's time after which, under on_miss="truncate", it stops waiting for its prefix."""
@@ -36,6 +36,7 @@ class EngineStatus:
     version: str
     epoch: int
     max_history: int
+    page_bytes: int
     device_pages: int
     device_pages_free: int
     device_pages_pinned: int
@@ -43,6 +44,7 @@ class EngineStatus:
     device_evictions: int
     host_pages: int
     host_pages_free: int
+    host_pages_pinned: int
     host_prefixes: int
     host_evictions: int
     leases: int
@@ -54,6 +56,8 @@ class EngineStatus:
     """What a rank without hurry would wait for the device now."""
     device_busy_s: float
     written_back: int
+    write_back_waiting: int
+    """Prefixes that wait to be copied to host memory."""
     paths: dict[str, int]
     resident_left_by_earlier: int
     """Of the RESIDENT: those whose prefix an earlier request had left."""
@@ -61,6 +65,20 @@ class EngineStatus:
     faults: dict[str, int]
     cost_model_version: int
     cost_model: dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class EngineCounts:
+    """What the engine has done since it was opened, beyond what its status counts."""
+
+    pre_infer_busy_s: float
+    """Of the device's busy seconds those of pre-inference; a step that mixed is split by predicted time."""
+    sources: dict[str, int]
+    """What prefixes were had from, counted whenever a rank or a pre-infer got one."""
+    reloads: int
+    """Prefixes copied from host memory."""
+    write_back_dropped: int
+    """Prefixes not copied to host memory, because too many waited."""
 
 
 class Engine:
@@ -88,6 +106,7 @@ class Engine:
         self._executor: Executor = executor or TorchExecutor()
         self._loop: EngineLoop | None = None
         self._max_history = 0
+        self._page_bytes = 0
         self._swapping: asyncio.Lock
         """The model asked for last is served last."""
 
@@ -99,6 +118,7 @@ class Engine:
         capacity = self._executor.open(self._model, self.config)
         try:
             self._max_history = self._fit_max_history(capacity)
+            self._page_bytes = capacity.page_bytes
             served = await self._executor.prepare(self._model)
             device, host = Tier(capacity.device), Tier(capacity.host)
             cost = CostModel()
@@ -249,6 +269,7 @@ class Engine:
             version=loop.served.version,
             epoch=loop.served.epoch,
             max_history=self._max_history,
+            page_bytes=self._page_bytes,
             device_pages=tier.pool.total,
             device_pages_free=tier.pool.free,
             device_pages_pinned=tier.pool.pinned,
@@ -256,6 +277,7 @@ class Engine:
             device_evictions=tier.evictions,
             host_pages=host.pool.total,
             host_pages_free=host.pool.free,
+            host_pages_pinned=host.pool.pinned,
             host_prefixes=len(host),
             host_evictions=host.evictions,
             leases=len(loop.claims),
@@ -266,12 +288,23 @@ class Engine:
             wait_ms=loop.wait_s() * 1e3,
             device_busy_s=loop.device.busy_s,
             written_back=loop.write_back.written,
+            write_back_waiting=len(loop.write_back.queue),
             paths={path.value: count for path, count in loop.ranks.paths.items()},
             resident_left_by_earlier=loop.resident_left_by_earlier,
             outcomes={outcome.value: count for outcome, count in loop.outcomes.items()},
             faults=dict(loop.device.faults),
             cost_model_version=loop.cost.version,
             cost_model={"steps": loop.cost.steps.coefficients, "copies": loop.cost.copies.coefficients},
+        )
+
+    def counts(self) -> EngineCounts:
+        """What the engine has done. Raises Unavailable when it is not open."""
+        loop = self._open_loop()
+        return EngineCounts(
+            pre_infer_busy_s=loop.pre_infer_busy_s,
+            sources={source.value: count for source, count in loop.builds.sources.items()},
+            reloads=loop.builds.reloads,
+            write_back_dropped=loop.write_back.queue.dropped,
         )
 
     def pulse(self) -> tuple[float, int]:

@@ -61,6 +61,8 @@ class EngineLoop:
         self.cost = cost
         self.outcomes: Counter[PreInferOutcome] = Counter()
         self.resident_left_by_earlier = 0
+        self.pre_infer_busy_s = 0.0
+        """Of the device's busy seconds: those of pre-inference."""
         orders = itertools.count()
         self.device = Device(executor, cost, self._turn_soon)
         self.builds = Builds(tier, host, cost, self.device.copy, self._build_ended, config.accept_epochs, orders)
@@ -132,10 +134,13 @@ class EngineLoop:
         if option.source is Source.RESIDENT:
             self.tier.touch(call.user)
             outcome = PreInferOutcome.RESIDENT
+            self.builds.sources[option.source] += 1
         elif joined is None:
             build = self.builds.start(call, option, call.deadline, keep=True)
             assert build is not None, "admission has counted the pages"
             pages, outcome = build.prefix.pages, _OUTCOMES[build.made]
+        else:
+            self.builds.sources[option.source] += 1
         self.claims.add(call.user, call.lineage, pages, build, self._clock.now())
         if build is None or build.ended:
             self._answer(call, outcome)
@@ -265,6 +270,8 @@ class EngineLoop:
 
     def _step_ended(self, plan: Plan, result: StepResult | None) -> None:
         """A launched step has ended, in the order of launches; without a result it failed."""
+        if result is not None:
+            self.pre_infer_busy_s += result.seconds * self._pre_infer_part(plan)
         for build, _, high in plan.appends:
             self.builds.ran(build, high, well=result is not None)
         for index, rank in enumerate(plan.scores):
@@ -275,6 +282,14 @@ class EngineLoop:
             if rank.path is Path.RESIDENT and not rank.over and (claim is None or claim.build is None):
                 self.resident_left_by_earlier += 1
             self.ranks.scored(rank, result.scores[index], result.seconds)
+
+    def _pre_infer_part(self, plan: Plan) -> float:
+        """The share of a step that was pre-inference, by predicted time."""
+        if not any(build.pre_infer for build, _, _ in plan.appends):
+            return 0.0
+        appends = [(build.pre_infer, self.cost.append_s(high - low, low)) for build, low, high in plan.appends]
+        whole = sum(cost for _, cost in appends) + sum(rank.cost_s for rank in plan.scores)
+        return sum(cost for pre_infer, cost in appends if pre_infer) / whole if whole else 1.0
 
     def _build_ended(self, build: Build) -> None:
         """A build is done, has failed, or was abandoned: tell those who waited for it."""

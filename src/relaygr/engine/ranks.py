@@ -132,6 +132,7 @@ class Ranks:
             self._truncate(rank)
         elif option.source is Source.RESIDENT:
             self._tier.touch(rank.user)
+            self._builds.sources[option.source] += 1
             self._attach(rank, resident(self._tier, rank), None)
             self.ready[rank] = None
         elif joined is None:
@@ -140,6 +141,7 @@ class Ranks:
             rank.path = rank.path.costlier(Path.WAITED)
             joined.due = min(joined.due, rank.due)
             if exact:
+                self._builds.sources[option.source] += 1
                 self._join(rank, joined)
             else:
                 rank.build = joined

@@ -82,7 +82,9 @@ class SimulatedExecutor:
         self._host: Numbers = np.empty((0, PAGE), np.uint64)
 
     def open(self, model: Model, config: EngineConfig) -> Capacity:
-        capacity = Capacity(config.device_bytes // self._page_bytes, config.host_bytes // self._page_bytes)
+        capacity = Capacity(
+            config.device_bytes // self._page_bytes, config.host_bytes // self._page_bytes, self._page_bytes
+        )
         if not capacity.device:
             raise InvalidInput("device_cache", f"is less than one page, {self._page_bytes} bytes")
         self._pages = np.full((capacity.device, PAGE), _POISON, np.uint64)

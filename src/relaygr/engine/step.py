@@ -76,10 +76,11 @@ class PageCopy:
 
 
 class Capacity(NamedTuple):
-    """Pages of each tier."""
+    """Pages of each tier, and how large one is."""
 
     device: int
     host: int
+    page_bytes: int = 0
 
 
 class Executor(Protocol):

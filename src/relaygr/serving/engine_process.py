@@ -6,6 +6,7 @@ when it is ready, and ends when standard input does: a parent that dies takes it
 
 import asyncio
 import contextlib
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -22,6 +23,8 @@ from relaygr.model import Candidates, checkpoint
 from relaygr.serving import link
 
 __all__ = ["READY", "EngineProcess", "EngineSettings"]
+
+_log = logging.getLogger(__name__)
 
 READY = b"ready\n"
 """What it prints when it takes calls."""
@@ -63,6 +66,9 @@ async def _answer(engine: Engine, call: link.Call, writer: asyncio.StreamWriter)
         answer = link.Answer(call.number, value)
     except RelayError as error:
         answer = link.error_answer(call.number, error)
+    except Exception:
+        _log.exception("a call failed unexpectedly")
+        answer = link.error_answer(call.number, RelayError("something failed here that should not; the log says what"))
     with contextlib.suppress(ConnectionError):
         link.write_frame(writer, answer)
         await writer.drain()
@@ -71,7 +77,7 @@ async def _answer(engine: Engine, call: link.Call, writer: asyncio.StreamWriter)
 async def _run(engine: Engine, what: link.Signal | link.Rank | link.Evict | link.Status) -> Any:
     match what:
         case link.Status():
-            return asdict(engine.status())
+            return {"status": asdict(engine.status()), "counts": asdict(engine.counts())}
         case link.Evict():
             return await engine.evict(what.user)
     now = engine.clock.now()

@@ -3,70 +3,47 @@
 import asyncio
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 import msgspec
 import numpy as np
 
-from relaygr.cascade.pipeline import Pipeline, RecommendRequest
-from relaygr.errors import InvalidInput
+from relaygr.cascade.pipeline import Pipeline, Recommendation, RecommendRequest
+from relaygr.errors import DeadlineExceeded, InvalidInput
 from relaygr.history import HistoryStore
 from relaygr.relay import Health
+from relaygr.serving import metrics, openapi
 from relaygr.serving.http import App, Reply, Request
+from relaygr.serving.metrics import GatewayCounts
 from relaygr.serving.ranking import RelayRanking
-from relaygr.serving.wire import Encoding, decode, encode
+from relaygr.serving.wire import (
+    Alive,
+    BehavioursBody,
+    BehavioursReply,
+    Encoding,
+    GatewayStatus,
+    Ready,
+    RecommendBody,
+    RecommendedItem,
+    RecommendReply,
+    SlotStatus,
+    decode,
+    encode,
+    integers,
+)
 
 __all__ = ["MAX_BODY", "GatewayApp"]
 
-MAX_BODY = 4 * 2**20
-MAX_K = 1_000
-
-
-class RecommendBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Who to recommend to."""
-
-    user: str
-    k: int = 10
-    context: list[int] = []
-
-
-class RecommendedItem(msgspec.Struct):
-    item: int
-    score: float
-
-
-class RecommendReply(msgspec.Struct, kw_only=True):
-    items: list[RecommendedItem]
-    path: str | None
-    decision: str
-    instance: str | None
-    used: int
-    epoch: int | None
-    stages_ms: dict[str, float]
-
-
-class Behaviour(msgspec.Struct, forbid_unknown_fields=True):
-    item: int
-    action: int
-    timestamp: int
-
-
-class BehavioursBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the user did since."""
-
-    user: str
-    behaviours: list[Behaviour]
-
-
-class BehavioursReply(msgspec.Struct):
-    user: str
-    length: int
+MAX_BODY: Final = 4 * 2**20
+"""Bytes of a body that are read."""
+MAX_K: Final = 1_000
 
 
 class GatewayApp(App):
     """The calls of a gateway."""
 
-    paths = frozenset({"/v1/recommend", "/v1/behaviours", "/v1/status", "/healthz", "/readyz"})
+    calls: ClassVar = {operation.path: operation.method for operation in openapi.GATEWAY}
 
     def __init__(self, pipeline: Pipeline, store: HistoryStore, ranking: RelayRanking) -> None:
         super().__init__(MAX_BODY)
@@ -76,6 +53,9 @@ class GatewayApp(App):
         self._store = store
         self._ranking = ranking
         self._started = time.monotonic()
+        self._counts = GatewayCounts()
+        self.metrics.tell(metrics.CASCADE, lambda: self._counts)
+        self.metrics.tell(metrics.RELAY, lambda: self._ranking)
 
     async def route(self, request: Request, encoding: Encoding) -> Reply | None:
         match request.method, request.path:
@@ -86,10 +66,14 @@ class GatewayApp(App):
             case "GET", "/v1/status":
                 return Reply(200, msgspec.json.encode(self._status()))
             case "GET", "/healthz":
-                return Reply(200, b'{"alive": true}')
+                return Reply(200, msgspec.json.encode(Alive()))
             case "GET", "/readyz":
                 ready = not self.draining and bool(self._ranking.membership.placeable)
-                return Reply(200 if ready else 503, msgspec.json.encode({"ready": ready}))
+                return Reply(200 if ready else 503, msgspec.json.encode(Ready(ready)))
+            case "GET", "/metrics":
+                return Reply(200, self.metrics.text(), metrics.CONTENT_TYPE)
+            case "GET", "/openapi.json":
+                return Reply(200, openapi.gateway_document())
         return None
 
     async def _recommend(self, request: Request, encoding: Encoding) -> Reply:
@@ -97,10 +81,11 @@ class GatewayApp(App):
         body = decode(encoding, request.body, RecommendBody)
         if not 1 <= body.k <= MAX_K:
             raise InvalidInput("k", f"must be from 1 to {MAX_K}")
-        context = np.array(body.context, np.int64) if body.context else None
-        found = await self._pipeline.run(RecommendRequest(body.user, body.k, context))
+        context = integers("context", body.context, np.int64) if body.context else None
+        found = await self._found(RecommendRequest(body.user, body.k, context), request.deadline_ms())
         if found.path is not None:
             self.served[found.path] += 1
+        self._count(found)
         reply = RecommendReply(
             items=[RecommendedItem(chosen.item, chosen.score) for chosen in found.items],
             path=found.path,
@@ -121,6 +106,25 @@ class GatewayApp(App):
         )
         return Reply(200, encode(encoding, reply), encoding, headers)
 
+    async def _found(self, wanted: RecommendRequest, deadline_ms: float | None) -> Recommendation:
+        """What the pipeline finds within its budgets, or the caller's time where that is less."""
+        if deadline_ms is None:
+            return await self._pipeline.run(wanted)
+        try:
+            async with asyncio.timeout(deadline_ms / 1e3) as timeout:
+                return await self._pipeline.run(wanted)
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise
+            raise DeadlineExceeded(f"the caller's {deadline_ms:g} ms have passed") from error
+
+    def _count(self, found: Recommendation) -> None:
+        path = "NONE" if found.path is None else found.path.value
+        self._counts.recommendations[path, found.decision.value] += 1
+        self._counts.ranking_seconds[path,].observe(found.stages_ms["ranking"] / 1e3)
+        for stage, ms in found.stages_ms.items():
+            self._counts.stage_seconds[stage,].observe(ms / 1e3)  # type: ignore[operator]  # a TypedDict of floats
+
     async def _append(self, request: Request, encoding: Encoding) -> Reply:
         self.refuse_if_draining()
         body = decode(encoding, request.body, BehavioursBody)
@@ -132,24 +136,30 @@ class GatewayApp(App):
         except OverflowError as error:
             raise InvalidInput("behaviours", "has numbers that do not fit 64 bits") from error
         length = await asyncio.to_thread(self._store.append, body.user, items, actions, times)
+        self._counts.behaviours += len(items)
         return Reply(200, encode(encoding, BehavioursReply(body.user, length)), encoding)
 
-    def _status(self) -> dict[str, Any]:
+    def _status(self) -> GatewayStatus:
         ranking = self._ranking
         members = ranking.membership.members()
         loads = ranking.router.loads()
-        return {
-            "up_s": round(time.monotonic() - self._started, 1),
-            "draining": self.draining,
-            "slots": {
-                m.slot: {"address": m.address, "health": m.health, "load_tokens": loads.get(m.slot, 0)} for m in members
+        return GatewayStatus(
+            up_s=round(time.monotonic() - self._started, 1),
+            draining=self.draining,
+            slots={
+                m.slot: SlotStatus(address=m.address, health=m.health, load_tokens=loads.get(m.slot, 0))
+                for m in members
             },
-            "ready_slots": sum(m.health is Health.UP for m in members),
-            "decisions": ranking.trigger.decisions,
-            "placements": ranking.router.placements,
-            "transitions": ranking.membership.transitions,
-            "retries": ranking.retries,
-            "trigger_margin": ranking.trigger.margin,
-            "paths": self.served,
-            "requests": {f"{path} {status}": count for (path, status), count in self.requests.items()},
-        }
+            ready_slots=sum(m.health is Health.UP for m in members),
+            decisions=_plain(ranking.trigger.decisions),
+            placements=_plain(ranking.router.placements),
+            transitions=_plain(ranking.membership.transitions),
+            retries=ranking.retries,
+            trigger_margin=ranking.trigger.margin,
+            paths=self.served,
+            requests={f"{path} {status}": count for (path, status), count in self.requests.items()},
+        )
+
+
+def _plain(counts: Mapping[Any, int]) -> dict[str, int]:
+    return {str(name): count for name, count in counts.items()}

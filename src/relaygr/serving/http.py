@@ -1,8 +1,10 @@
 """Plain ASGI: bounded bodies in, one reply out, errors as documented answers."""
 
+import logging
+import time
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -14,9 +16,14 @@ from relaygr.errors import (
     RelayError,
     Unavailable,
 )
+from relaygr.history.store import StoreError
+from relaygr.serving import metrics
+from relaygr.serving.metrics import Histogram, Histograms, Metrics
 from relaygr.serving.wire import Encoding, ErrorReply, encode, encoding_of
 
 __all__ = ["App", "Conflict", "Reply", "Request", "TooLarge", "error_reply", "read_request", "send_reply"]
+
+_log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -24,6 +31,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 RETRY_AFTER: Final = (b"retry-after", b"1")
+_ONCE: Final = frozenset({b"content-type", b"x-relaygr-deadline-ms"})
 
 
 class TooLarge(RelayError):
@@ -32,6 +40,10 @@ class TooLarge(RelayError):
 
 class Conflict(RelayError):
     """The digest does not fit the behaviours: send the whole history."""
+
+
+class Disconnected(Exception):
+    """The client has gone before its request was whole: nobody waits for an answer."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +80,13 @@ class Reply:
 
 
 async def read_request(scope: Scope, receive: Receive, limit: int) -> Request:
-    """The request, its body bounded before it is read. Raises TooLarge."""
-    headers: dict[bytes, bytes] = dict(scope["headers"])
+    """The request, its body bounded before it is read. Raises TooLarge, Disconnected, and InvalidInput for a header of
+    ours given twice."""
+    headers: dict[bytes, bytes] = {}
+    for name, value in scope["headers"]:
+        if name in headers and name in _ONCE:
+            raise InvalidInput(name.decode("latin-1"), "is given twice")
+        headers[name] = value
     declared = headers.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise TooLarge(f"the body has {int(declared)} bytes, {limit} are read")
@@ -78,7 +95,7 @@ async def read_request(scope: Scope, receive: Receive, limit: int) -> Request:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ConnectionResetError("the client has gone")
+            raise Disconnected
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > limit:
@@ -105,6 +122,7 @@ _STATUS: Final[tuple[tuple[type[RelayError], int], ...]] = (
     (Overloaded, 429),
     (DeadlineExceeded, 504),
     (Unavailable, 503),
+    (StoreError, 503),
 )
 
 
@@ -121,14 +139,18 @@ def error_reply(error: RelayError, encoding: Encoding) -> Reply:
 class App(ABC):
     """An ASGI app of bounded requests. `draining` refuses new work; `busy` counts what was taken and not answered."""
 
-    paths: ClassVar[frozenset[str]]
-    """Those it answers, with the right method."""
+    calls: ClassVar[Mapping[str, str]]
+    """The paths it answers, and the method of each."""
 
     def __init__(self, max_body: int) -> None:
         self.draining = False
         self.busy = 0
         self.requests: Counter[tuple[str, int]] = Counter()
         """By path and status; unknown paths count as one."""
+        self.seconds: Histograms = defaultdict(Histogram)
+        """By path."""
+        self.metrics = Metrics()
+        self.metrics.tell(metrics.HTTP, lambda: self)
         self._max_body = max_body
 
     @abstractmethod
@@ -138,29 +160,47 @@ class App(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"HTTP is spoken here, not {scope['type']}")
-        encoding = Encoding.JSON
+        began = time.monotonic()
+        call = scope["path"] if scope["path"] in self.calls else OTHER
         self.busy += 1
         try:
+            reply = await self._answer(scope, receive)
+            self.requests[call, reply.status] += 1
+            self.seconds[call,].observe(time.monotonic() - began)
+            await send_reply(send, reply)
+        except Disconnected:
+            pass
+        finally:
+            self.busy -= 1
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Reply:
+        """Whatever goes wrong is an answer, too."""
+        encoding = Encoding.JSON
+        try:
             request = await read_request(scope, receive, self._max_body)
-            if request.method == "POST":
+            if request.method == "POST" and request.path in self.calls:
                 encoding = encoding_of(request.header(b"content-type"))
             reply = await self.route(request, encoding)
         except RelayError as error:
-            reply = error_reply(error, encoding)
-        except ConnectionResetError:
-            return
-        finally:
-            self.busy -= 1
-        known = scope["path"] in self.paths
-        if reply is None:
-            reply = Reply(405, _NOT_ALLOWED) if known else Reply(404, _NOT_FOUND)
-        self.requests[scope["path"] if known else "other", reply.status] += 1
-        await send_reply(send, reply)
+            return error_reply(error, encoding)
+        except Disconnected:
+            raise
+        except Exception:
+            _log.exception("%s %s failed unexpectedly", scope["method"], scope["path"])
+            return error_reply(RelayError("something failed here that should not; the log says what"), encoding)
+        if reply is not None:
+            return reply
+        method = self.calls.get(request.path)
+        if method is None:
+            return Reply(404, _NOT_FOUND)
+        return Reply(405, _NOT_ALLOWED, headers=((b"allow", method.encode()),))
 
     def refuse_if_draining(self) -> None:
         if self.draining:
             raise Unavailable("draining: no new work is taken here")
 
 
+OTHER: Final = "other"
+"""What unknown paths are counted as."""
 _NOT_ALLOWED: Final = b'{"error":"InvalidInput","message":"method not allowed here","field":null}'
 _NOT_FOUND: Final = b'{"error":"InvalidInput","message":"no such path","field":null}'

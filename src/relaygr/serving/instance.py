@@ -2,26 +2,25 @@
 
 import asyncio
 import time
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import numpy as np
 
-from relaygr.errors import HistoryNeeded, InvalidInput
+from relaygr.errors import HistoryNeeded, InvalidInput, RelayError
 from relaygr.history import History, HistoryStore, KnownHistory
-from relaygr.serving import link
-from relaygr.serving.http import (
-    App,
-    Conflict,
-    Reply,
-    Request,
-)
+from relaygr.serving import link, metrics, openapi
+from relaygr.serving.http import App, Conflict, Reply, Request
+from relaygr.serving.metrics import EngineTold, InstanceCounts
 from relaygr.serving.wire import (
+    Alive,
     Encoding,
+    InstanceStatus,
     PreInferBody,
     PreInferReply,
     RankBody,
     RankReply,
+    Ready,
     decode,
     encode,
     floats,
@@ -32,12 +31,15 @@ __all__ = ["MAX_BODY", "InstanceApp"]
 
 MAX_BODY: Final = 16 * 2**20
 """Bytes of a body that are read; a history of 500,000 behaviours fits."""
+SCRAPE_S: Final = 2.0
+"""How long a scrape waits for the engine; then it tells the rest."""
+PARTS: Final = ("total", "prefix", "score")
 
 
 class InstanceApp(App):
     """The calls of an instance."""
 
-    paths = frozenset({"/v1/rank", "/v1/pre-infer", "/v1/status", "/healthz", "/readyz"})
+    calls: ClassVar = {operation.path: operation.method for operation in openapi.INSTANCE}
 
     def __init__(self, engine: link.EngineLink, store: HistoryStore | None, slot: str) -> None:
         super().__init__(MAX_BODY)
@@ -46,6 +48,10 @@ class InstanceApp(App):
         self._slot = slot
         self._slot_header = ((b"x-relaygr-slot", slot.encode()),)
         self._started = time.monotonic()
+        self._counts = InstanceCounts(slot)
+        self._told: EngineTold | None = None
+        self.metrics.tell(metrics.FRONTEND, lambda: self._counts)
+        self.metrics.tell(metrics.ENGINE, lambda: self._told)
 
     async def route(self, request: Request, encoding: Encoding) -> Reply | None:
         match request.method, request.path:
@@ -56,10 +62,14 @@ class InstanceApp(App):
             case "GET", "/v1/status":
                 return Reply(200, msgspec.json.encode(await self._status()))
             case "GET", "/healthz":
-                return Reply(200, b'{"alive": true}')
+                return Reply(200, msgspec.json.encode(Alive()))
             case "GET", "/readyz":
                 ready = self._engine.alive and not self.draining
-                return Reply(200 if ready else 503, msgspec.json.encode({"ready": ready}))
+                return Reply(200 if ready else 503, msgspec.json.encode(Ready(ready)))
+            case "GET", "/metrics":
+                return Reply(200, await self._scrape(), metrics.CONTENT_TYPE)
+            case "GET", "/openapi.json":
+                return Reply(200, openapi.instance_document())
         return None
 
     async def _pre_infer(self, request: Request, encoding: Encoding) -> Reply:
@@ -71,6 +81,7 @@ class InstanceApp(App):
             return await self._engine.call(link.Signal(body.user, link.pack_history(history), context, deadline))
 
         decision, wait_ms, version = await self._with_history(body, signal)
+        self._counts.decisions[decision] += 1
         reply = PreInferReply(decision=decision, slot=self._slot, wait_ms=wait_ms, cost_version=version)
         return Reply(202, encode(encoding, reply), encoding, self._slot_header)
 
@@ -88,6 +99,8 @@ class InstanceApp(App):
             return await self._engine.call(link.Rank(body.user, packed, context, deadline, items, features, numbers))
 
         scores, tasks, path, used, epoch, timings, wait_ms, version = await self._with_history(body, rank)
+        for part, ms in zip(PARTS, timings, strict=True):
+            self._counts.rank_seconds[path, part].observe(ms / 1e3)
         reply = RankReply(
             scores=scores,
             tasks=tasks,
@@ -95,7 +108,7 @@ class InstanceApp(App):
             used=used,
             epoch=epoch,
             slot=self._slot,
-            timings_ms=dict(zip(("total", "prefix", "score"), timings, strict=True)),
+            timings_ms=dict(zip(PARTS, timings, strict=True)),
             wait_ms=wait_ms,
             cost_version=version,
         )
@@ -113,12 +126,19 @@ class InstanceApp(App):
         carried = body.carried()
         if known is not None:
             try:
-                return await call(known)
+                answer = await call(known)
+                self._counts.histories["digest"] += 1
+                return answer
             except HistoryNeeded:
                 pass
-        history = await self._whole(body, carried)
-        if known is not None and history.digest() != known.digest():
-            raise Conflict("digest: it is not that of the behaviours known here; send the whole history")
+        try:
+            history = await self._whole(body, carried)
+            if known is not None and history.digest() != known.digest():
+                raise Conflict("digest: it is not that of the behaviours known here; send the whole history")
+        except Conflict:
+            self._counts.histories["conflict"] += 1
+            raise
+        self._counts.histories["carried" if len(history) == len(carried) else "store"] += 1
         return await call(history)
 
     async def _whole(self, body: PreInferBody, carried: History) -> History:
@@ -134,7 +154,21 @@ class InstanceApp(App):
             raise Conflict(f"length: {missing} behaviours are wanted from the store, which has {len(stored)}")
         return stored[:missing].append(carried.items, carried.actions, carried.timestamps)
 
-    async def _status(self) -> dict[str, Any]:
-        status = await self._engine.call(link.Status())
-        up = time.monotonic() - self._started
-        return {"slot": self._slot, "draining": self.draining, "up_s": round(up, 1), "engine": status}
+    async def _scrape(self) -> bytes:
+        """The text of /metrics; without the engine's part where it does not answer."""
+        try:
+            async with asyncio.timeout(SCRAPE_S):
+                self._told = await self._ask()
+        except (RelayError, TimeoutError):
+            self._told = None
+        self._counts.engine_up = self._told is not None
+        return self.metrics.text()
+
+    async def _ask(self) -> EngineTold:
+        told = await self._engine.call(link.Status())
+        return msgspec.convert(told, EngineTold)
+
+    async def _status(self) -> InstanceStatus:
+        told = await self._ask()
+        up = round(time.monotonic() - self._started, 1)
+        return InstanceStatus(slot=self._slot, draining=self.draining, up_s=up, engine=told.status, counts=told.counts)

@@ -5,24 +5,36 @@ JSON; either form is read in either. Unknown fields are refused.
 """
 
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from relaygr.engine.engine import EngineCounts, EngineStatus
 from relaygr.errors import InvalidInput
 from relaygr.history import History, KnownHistory
 from relaygr.model import Candidates
 
 __all__ = [
+    "Alive",
+    "Behaviour",
     "Behaviours",
+    "BehavioursBody",
+    "BehavioursReply",
     "Encoding",
     "ErrorReply",
+    "GatewayStatus",
+    "InstanceStatus",
     "PreInferBody",
     "PreInferReply",
     "RankBody",
     "RankReply",
+    "Ready",
+    "RecommendBody",
+    "RecommendReply",
+    "RecommendedItem",
+    "SlotStatus",
     "decode",
     "encode",
     "encoding_of",
@@ -35,6 +47,8 @@ T = TypeVar("T")
 Ints = bytes | list[int]
 Floats = bytes | list[float]
 Rows = bytes | list[list[float]]
+Position = Annotated[int, msgspec.Meta(lt=2**62)]
+"""In a history: small enough to count on from there."""
 
 
 class Encoding(StrEnum):
@@ -45,26 +59,31 @@ class Encoding(StrEnum):
 
 
 class Behaviours(msgspec.Struct, forbid_unknown_fields=True):
-    """Behaviours, oldest first; three arrays of one length."""
+    """Behaviours, oldest first; three arrays of one length. In JSON: lists, or the raw bytes in base64."""
 
     items: Ints = b""
+    """Ids; int64."""
     actions: Ints = b""
+    """What the user did with them, as the model numbers it; int32."""
     timestamps: Ints = b""
+    """When, in seconds, never going backwards; int64."""
 
 
 class PreInferBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A history to make ready: all of it, or its newest behaviours with the length and digest of the whole."""
 
     user: str
+    """Their id, not empty."""
     behaviours: Behaviours = msgspec.field(default_factory=Behaviours)
     """The newest behaviours; all of the window's where no length is given."""
-    start: int = 0
+    start: Position = 0
     """Where the window begins in the user's whole history."""
-    length: int | None = None
+    length: Position | None = None
     """Behaviours in the window."""
     digest: bytes | None = None
     """Of the window; 16 bytes, base64 in JSON."""
     context: Ints = b""
+    """Slow facts of the user, as ids that stand before the behaviours; int64."""
 
     def carried(self) -> History:
         """The behaviours in this body, standing where they stand in the user's history."""
@@ -90,9 +109,11 @@ class RankBody(PreInferBody, kw_only=True, forbid_unknown_fields=True):
     """Candidates to rank on a history."""
 
     candidates: Ints
+    """Ids of the items to score; int64, not empty."""
     features: Rows | None = None
     """Of the candidates, [m, f], row by row."""
     request: Floats | None = None
+    """Features of the request, as many as the model reads."""
 
     def to_candidates(self) -> Candidates:
         items = integers("candidates", self.candidates, np.int64)
@@ -102,26 +123,44 @@ class RankBody(PreInferBody, kw_only=True, forbid_unknown_fields=True):
             if not len(items) or len(flat) % len(items):
                 raise InvalidInput("features", f"has {len(flat)} numbers for {len(items)} candidates")
             return Candidates(items, flat.reshape(len(items), -1))
-        return Candidates(items, None if features is None else np.array(features, np.float32))
+        return Candidates(items, features)
 
 
 class PreInferReply(msgspec.Struct, kw_only=True):
+    """What was decided about a signal."""
+
     decision: str
+    """ADMIT: it will be made; RESIDENT: it is there; NO_MEMORY, NO_CAPACITY: refused, and the rank does without."""
     slot: str
+    """Send the rank there."""
     wait_ms: float
+    """What a rank without hurry would wait for the device now."""
     cost_version: int
+    """Of the cost model that /v1/status tells."""
 
 
 class RankReply(msgspec.Struct, kw_only=True):
+    """Scores, and how they came about."""
+
     scores: Rows
+    """[candidates, tasks], in the order of the candidates."""
     tasks: int
+    """Scores for each candidate."""
     path: str
+    """The costliest step it needed: RESIDENT, WAITED, RELOADED, EXTENDED or FULL; TRUNCATED where there was no time for
+    all of the history."""
     used: int
+    """Behaviours ranked on."""
     epoch: int
+    """Of the tables ranked with."""
     slot: str
+    """Who ranked."""
     timings_ms: dict[str, float]
+    """total, of it prefix until the scoring step was launched, and score in that step."""
     wait_ms: float
+    """What a rank without hurry would wait for the device now."""
     cost_version: int
+    """Of the cost model that /v1/status tells."""
 
     def to_array(self) -> npt.NDArray[np.float32]:
         if isinstance(self.scores, bytes):
@@ -129,10 +168,135 @@ class RankReply(msgspec.Struct, kw_only=True):
         return np.array(self.scores, np.float32).reshape(-1, self.tasks)
 
 
+class RecommendBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Who to recommend to."""
+
+    user: str
+    """Their id, not empty. An unknown user is one with an empty history."""
+    k: int = 10
+    """The most items wanted, from 1 to 1000."""
+    context: list[int] = []
+    """Slow facts of the user, as ids."""
+
+
+class RecommendedItem(msgspec.Struct):
+    """One item, with its score by the model's first task."""
+
+    item: int
+    score: float
+
+
+class RecommendReply(msgspec.Struct, kw_only=True):
+    """The best items first, and how they came about."""
+
+    items: list[RecommendedItem]
+    """Empty where retrieval found nothing that the user has not seen."""
+    path: str | None
+    """Of the rank: RESIDENT, WAITED, RELOADED, EXTENDED, FULL or TRUNCATED; null where nothing was ranked."""
+    decision: str
+    """About the signal: ADMIT, NOT_AT_RISK, RESIDENT, NO_MEMORY, NO_CAPACITY; UNAVAILABLE: it failed or was late."""
+    instance: str | None
+    """The slot that ranked."""
+    used: int
+    """Behaviours ranked on."""
+    epoch: int | None
+    """Of the tables ranked with."""
+    stages_ms: dict[str, float]
+    """retrieval, pre_processing, ranking, total."""
+
+
+class Behaviour(msgspec.Struct, forbid_unknown_fields=True):
+    """One thing a user did."""
+
+    item: int
+    action: int
+    """As the model numbers it."""
+    timestamp: int
+    """In seconds, not before the user's last."""
+
+
+class BehavioursBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the user did since."""
+
+    user: str
+    """Their id: 1 to 511 bytes in UTF-8."""
+    behaviours: list[Behaviour]
+    """Oldest first, not empty."""
+
+
+class BehavioursReply(msgspec.Struct):
+    """They are stored: the next request sees them."""
+
+    user: str
+    length: int
+    """Behaviours the user has now."""
+
+
+class SlotStatus(msgspec.Struct, kw_only=True):
+    """A slot as the gateway sees it."""
+
+    address: str
+    health: str
+    """JOINING, UP, DRAINING or DOWN."""
+    load_tokens: int
+    """Sent there and not yet answered."""
+
+
+class GatewayStatus(msgspec.Struct, kw_only=True):
+    """The state of a gateway, and what it has counted."""
+
+    up_s: float
+    draining: bool
+    slots: dict[str, SlotStatus]
+    ready_slots: int
+    """How many of them are UP."""
+    decisions: dict[str, int]
+    """Of the trigger."""
+    placements: dict[str, int]
+    """How messages came to their slots."""
+    transitions: dict[str, int]
+    """What happened to slots."""
+    retries: dict[str, int]
+    """Messages sent again, by why."""
+    trigger_margin: float
+    """The factor by which predicted rank times are exceeded at the trigger's quantile."""
+    paths: dict[str, int]
+    """Recommendations, by the rank's path."""
+    requests: dict[str, int]
+    """Answers, by path and status."""
+
+
+class InstanceStatus(msgspec.Struct, kw_only=True):
+    """The state of an instance, and what it has counted."""
+
+    slot: str
+    draining: bool
+    up_s: float
+    engine: EngineStatus
+    counts: EngineCounts
+
+
+class Alive(msgspec.Struct):
+    """The process answers."""
+
+    alive: bool = True
+
+
+class Ready(msgspec.Struct):
+    """Whether new work is taken."""
+
+    ready: bool
+
+
 class ErrorReply(msgspec.Struct, kw_only=True):
+    """What is wrong."""
+
     error: str
+    """Its kind, for programs."""
     message: str
+    """A sentence, for people."""
     field: str | None = None
+    """The part of the input that is wrong, where it is one."""
 
 
 _JSON: Final = msgspec.json.Encoder()
@@ -182,4 +346,5 @@ def floats(field: str, values: Floats) -> npt.NDArray[np.float32]:
         if len(values) % 4:
             raise InvalidInput(field, f"has {len(values)} bytes, not a multiple of 4")
         return np.frombuffer(values, np.float32)
-    return np.array(values, np.float32)
+    with np.errstate(over="ignore"):  # infinite then, and refused by whoever takes numbers
+        return np.array(values, np.float32)
