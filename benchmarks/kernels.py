@@ -53,7 +53,7 @@ TRIED: Final = {
     ],
     "layer": [
         "LayerNorm in the projection's own blocks, 512 rows: 12.5 µs against 7.0 with a kernel of its own",
-        "norm, gate and concat in the output product's blocks: wrong results from the compiler for a depth of one step",
+        "norm, gate and concat in the output product's blocks: wrong results, cause not found",
         "launching each kernel while the one before it ends: ranks at 8K 8% slower",
     ],
     "score": [

@@ -38,9 +38,10 @@ class Option:
 def choose(options: Sequence[Option], needed: float) -> Option:
     """Of the options ready by `needed` the one that takes the least device time, the earliest where they are equal.
 
-    If none is ready by then, the earliest. `options` is not empty.
+    If none is ready by then, the earliest. Where nothing else tells them apart, the one that has the most already.
+    `options` is not empty.
     """
     in_time = [option for option in options if option.ready <= needed]
     if in_time:
-        return min(in_time, key=lambda option: (option.device_s, option.ready))
-    return min(options, key=lambda option: option.ready)
+        return min(in_time, key=lambda option: (option.device_s, option.ready, -option.base))
+    return min(options, key=lambda option: (option.ready, -option.base))

@@ -15,8 +15,13 @@ from relaygr.model.inputs import NO_CONTEXT
 
 __all__ = ["profile"]
 
+Sample = tuple[tuple[float, ...], float]
+"""What was run, as features of the cost model, and the seconds it took."""
+
 _REPEATS = 2
-_LONGEST = 2048
+_SHORTEST = 2048
+_LONGEST = 32768
+_ENOUGH_S = 0.01
 _CANDIDATES = (16, 256)
 
 
@@ -25,14 +30,35 @@ async def profile(
 ) -> None:
     """Run a few shapes of steps and copies on scratch pages, and fit the cost model to their times.
 
-    Shapes that fail are left out; Unavailable if all of them do. All pages are given back.
+    Longer histories are tried until a step takes long enough to tell what a token costs: on a fast device short ones
+    all take the same. Shapes that fail are left out; Unavailable if all of them do. All pages are given back.
     """
-    longest = min(_LONGEST, max_history)
+    steps: list[Sample] = []
+    copies: list[Sample] = []
+    longest = min(_SHORTEST, max_history)
+    while True:
+        await _measure(executor, served, device, host, longest, steps, copies)
+        if longest == min(_LONGEST, max_history) or max(seconds for _, seconds in steps) >= _ENOUGH_S:
+            break
+        longest = min(4 * longest, _LONGEST, max_history)
+    cost.steps.profile([(features, seconds) for features, seconds in steps if seconds > 0])
+    cost.copies.profile([(features, seconds) for features, seconds in copies if seconds > 0])
+
+
+async def _measure(
+    executor: Executor,
+    served: Served,
+    device: Tier,
+    host: Tier,
+    longest: int,
+    steps: list[Sample],
+    copies: list[Sample],
+) -> None:
+    """Add samples of histories up to `longest`."""
     pages = device.pool.take(-(-longest // PAGE))
     on_host = host.pool.take(min(len(pages), host.pool.total))
     try:
-        steps = await _steps(executor, served, pages, longest)
-        copies = []
+        steps += await _steps(executor, served, pages, longest)
         for count in sorted({min(1, len(on_host)), len(on_host) // 2, len(on_host)} - {0}):
             for direction, source, target in ((Direction.OUT, pages, on_host), (Direction.IN, on_host, pages)):
                 copy = PageCopy(direction, source[:count], target[:count])
@@ -42,21 +68,19 @@ async def profile(
     finally:
         device.pool.unpin(pages)
         host.pool.unpin(on_host)
-    cost.steps.profile([(features, seconds) for features, seconds in steps if seconds > 0])
-    cost.copies.profile([(features, seconds) for features, seconds in copies if seconds > 0])
 
 
 async def _steps(
     executor: Executor, served: Served, pages: np.ndarray[tuple[int], np.dtype[np.int32]], longest: int
-) -> list[tuple[tuple[float, ...], float]]:
-    """(features, seconds) of appends that together fill a prefix, and of scores on parts of it."""
+) -> list[Sample]:
+    """Of appends that together fill a prefix, and of scores on parts of it."""
     draw = np.random.default_rng(0)
     history = History(
         draw.integers(0, served.model.config.items, longest),
         draw.integers(0, served.model.config.actions, longest),
         np.arange(longest) * 60,
     )
-    samples: list[tuple[tuple[float, ...], float]] = []
+    samples: list[Sample] = []
     failure: Exception | None = None
     for repeat in range(_REPEATS + 1):
         low = 0

@@ -1,4 +1,4 @@
-"""A device that runs real models with torch: the CPU now, one worker for steps and one for copies."""
+"""A device that runs real models with torch: one worker for steps and one for copies, each with its own stream."""
 
 import asyncio
 import copy
@@ -11,7 +11,7 @@ import torch
 from relaygr.config import EngineConfig
 from relaygr.engine.step import Capacity, Direction, Model, PageCopy, Served, Step, StepResult
 from relaygr.errors import InvalidInput
-from relaygr.kernels import PageLayout
+from relaygr.kernels import PageLayout, attention_for
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
 from relaygr.model.ranking import EPOCH_TABLES
 
@@ -43,7 +43,7 @@ class TorchExecutor:
             raise InvalidInput("device", f"is {config.device!r}, and torch sees {seen or 'no'} CUDA devices")
         self._dtype = _DTYPES[config.dtype]
         layout = self._layout_of(model)
-        capacity = Capacity(config.device_bytes // layout.bytes, config.host_bytes // layout.bytes)
+        capacity = Capacity(config.device_bytes // layout.bytes, config.host_bytes // layout.bytes, layout.bytes)
         if not capacity.device:
             raise InvalidInput("device_cache", f"is less than one page of this model, {layout.bytes} bytes")
         self._layout = layout
@@ -73,6 +73,8 @@ class TorchExecutor:
             raise InvalidInput("model", f"has pages of {layout}, this engine's are {self._layout}")
         if model.device != self._device or model.layout.dtype != self._dtype:
             model = copy.deepcopy(model).to(device=self._device, dtype=self._dtype)
+        if self._dtype is not torch.float32:  # float32 is for exactness: the definition serves it
+            model.stack.attention = attention_for(self._device)
         served = Served(model, model.version(), model.epoch)
         old = self._newest
         if old is not None and (old.version, old.epoch) == (served.version, served.epoch):
@@ -110,14 +112,20 @@ class TorchExecutor:
             packed = model.score(ScoreBatch.pack(model.config, step.scores, self._device), self._pages)
             ends = np.cumsum([len(row.candidates) for row in step.scores])
             scores = np.split(packed.cpu().numpy(), ends[:-1])
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
         return StepResult(scores, time.perf_counter() - began)
 
     def _move(self, copy: PageCopy) -> float:
         began = time.perf_counter()
         inward = copy.direction is Direction.IN
         source, target = (self._host_pages, self._pages) if inward else (self._pages, self._host_pages)
-        for old, new in zip(copy.source.tolist(), copy.target.tolist(), strict=True):
-            target[new].copy_(source[old])
+        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):  # beside the steps; what is copied was complete before, by their own ends
+            for old, new in zip(copy.source.tolist(), copy.target.tolist(), strict=True):
+                target[new].copy_(source[old], non_blocking=True)
+        if stream is not None:
+            stream.synchronize()
         return time.perf_counter() - began
 
 
