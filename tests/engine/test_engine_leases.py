@@ -8,7 +8,6 @@ import pytest
 from behaviours import numbered
 from engines import COSTS, PAGE_BYTES, Bench, WatchedDevice, corrected, in_virtual_time, opened
 from relaygr import Path, PreInferOutcome
-from relaygr.engine.step import PageCopy
 from relaygr.errors import Unavailable
 from relaygr.history import PAGE
 
@@ -262,53 +261,3 @@ async def test_a_rank_that_waits_for_pages_is_not_overtaken_by_less_urgent_ones(
             stream.append(asyncio.create_task(small(k)))
         assert (await long).used == 400
         await asyncio.gather(*stream)
-
-
-@in_virtual_time
-async def test_what_a_rank_scores_on_is_kept_until_it_has_scored() -> None:
-    """It waits behind more urgent ones that want its pages; nobody has leased them."""
-    async with opened(spare=2, step_ms=1.0) as bench:
-        await bench.rank("ann", numbered(300))
-        filler = asyncio.create_task(bench.rank("filler", numbered(1), candidates=1000, within=0.05))
-        await asyncio.sleep(1e-4)
-        waits = asyncio.create_task(bench.rank("ann", numbered(300), within=0.9))
-        urgent = [
-            asyncio.create_task(bench.rank(f"urgent {k}", numbered(400, salt=k + 1), within=0.5)) for k in range(3)
-        ]
-        assert (await waits).path is Path.RESIDENT
-        await asyncio.gather(filler, *urgent)
-
-
-@in_virtual_time
-async def test_a_page_to_be_copied_is_kept_until_it_is() -> None:
-    """Its user is forgotten while the copy waits for the device, and others write to every page they can get."""
-    async with opened(spare=0, step_ms=1.0) as bench:
-        old, new = numbered(150), corrected(numbered(150), 140)
-        await bench.rank("ann", old, context=CONTEXT)
-        filler = asyncio.create_task(bench.rank("filler", numbered(1), candidates=1000, within=0.05))
-        await asyncio.sleep(1e-4)
-        waits = asyncio.create_task(bench.rank("ann", new, context=CONTEXT, within=0.9))
-        await asyncio.sleep(0)
-        await bench.engine.evict("ann")
-        urgent = [asyncio.create_task(bench.rank(f"urgent {k}", numbered(128, salt=k), within=0.5)) for k in range(4)]
-        assert (await waits).path is Path.EXTENDED
-        assert bench.device.page_copies == 1
-        await asyncio.gather(filler, *urgent)
-
-
-@in_virtual_time
-async def test_what_is_being_reloaded_is_kept_in_host_memory_until_it_is_there() -> None:
-    """Others are written to host memory meanwhile, which has room for one."""
-    async with opened(host=4) as bench:
-        await bench.rank("ann", numbered(300))
-        await bench.settle()
-        bench.device.fails = lambda work: isinstance(work, PageCopy)
-        await bench.push_out("ann")
-        bench.device.fails = lambda work: False
-        bench.device.hangs_s = lambda work: 0.05 if isinstance(work, PageCopy) and work.direction == "IN" else 0.0
-        reload = asyncio.create_task(bench.rank("ann", numbered(300)))
-        for k in range(3):
-            await bench.rank(f"other {k}", numbered(300, salt=k + 1))
-            await asyncio.sleep(0.005)
-        assert not reload.done()
-        assert (await reload).path is Path.RELOADED
