@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,10 +19,11 @@ from relaygr.config import EngineConfig
 from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import History, LmdbStore
 from relaygr.model import build_model, checkpoint
-from relaygr.relay import Membership, RouterConfig, TriggerConfig
-from relaygr.serving.run import GatewaySettings, running_gateway
+from relaygr.relay import Membership
+from relaygr.serving.run import running_gateway, url
+from relaygr.serving.settings import DataSettings, Settings, render
 
-__all__ = ["AllSettings", "provision", "run_all"]
+__all__ = ["DEFAULTS", "provision", "run_all"]
 
 ITEMS: Final = 20_000
 USERS: Final = 200
@@ -30,39 +31,28 @@ _RESTART_S: Final = 0.5
 _SERVES: Final = re.compile(r"serves on (http://\S+)")
 
 
-@dataclass(frozen=True)
-class AllSettings:
-    """A gateway and its instances on this machine."""
-
-    data: Path
-    """Where model, items and histories are kept; filled on first use."""
-    port: int = 8000
-    instances: int = 2
-    engine: EngineConfig = field(
-        default_factory=lambda: EngineConfig(device_cache="256MiB", host_cache="512MiB", on_miss="truncate")
-    )
-    """For a CPU: a rank that comes too early for its prefix is served on the newest behaviours, and says so."""
-    pipeline: PipelineConfig = field(default_factory=lambda: PipelineConfig(pipeline_ms=400.0, ranking_ms=150.0))
-    trigger: TriggerConfig = field(default_factory=TriggerConfig)
-    router: RouterConfig = field(default_factory=RouterConfig)
-    drain_s: float = 10.0
-
-    def __post_init__(self) -> None:
-        if self.instances < 1:
-            raise InvalidInput("instances", "must be at least 1")
+DEFAULTS: Final = Settings(
+    cascade=PipelineConfig(pipeline_ms=400.0, ranking_ms=150.0),
+    engine=EngineConfig(device_cache="256MiB", host_cache="512MiB", on_miss="truncate"),
+)
+"""What `serve all` starts from, for a CPU and little memory. A rank that comes too early for its prefix is served on
+the newest behaviours, and says so."""
 
 
-def provision(data: Path, progress: Callable[[str], None] = lambda what: None) -> None:
-    """Make a default model, items and users' histories in `data`, as far as they are missing."""
+def provision(
+    data: Path, progress: Callable[[str], None] = lambda what: None, *, named: DataSettings | None = None
+) -> None:
+    """Make a default model, items and users' histories in `data`, as far as they are missing and not `named`."""
+    named = named or DataSettings()
     data.mkdir(parents=True, exist_ok=True)
-    if not (data / "model.safetensors").exists():
+    if named.model is None and not (data / "model.safetensors").exists():
         progress("building a model with random weights")
         model = build_model("hstu", layers=4, dim=64, heads=2, items=ITEMS, seed=0, scale_length=2048.0)
         checkpoint.save(model, data / "model.safetensors")
-    if not (data / "items.safetensors").exists():
+    if named.catalogue is None and not (data / "items.safetensors").exists():
         progress(f"drawing {ITEMS:,} items")
         Catalogue.random(ITEMS, 32, seed=0).save(data / "items.safetensors")
-    if not (data / "store").exists():
+    if named.store is None and not (data / "store").exists():
         progress(f"drawing the histories of {USERS} users")
         draw = np.random.default_rng(0)
         now = int(time.time())
@@ -78,52 +68,62 @@ def _history(draw: np.random.Generator, now: int) -> History:
 
 
 async def run_all(
-    settings: AllSettings, ready: Callable[[str], None], progress: Callable[[str], None] = lambda what: None
+    settings: Settings,
+    data: Path,
+    instances: int,
+    ready: Callable[[str], None],
+    progress: Callable[[str], None] = lambda what: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `ready` gets the gateway's address. Instances that end are started again."""
-    await asyncio.to_thread(provision, settings.data, progress)
-    membership = Membership()
-    instances = [_Instance(f"slot-{number}", settings, membership) for number in range(settings.instances)]
+    """Serve until SIGTERM or SIGINT. `ready` gets the gateway's address. Instances that end are started again.
+
+    What the settings name no path for is in `data`, and made there on first use.
+    """
+    if instances < 1:
+        raise InvalidInput("instances", "must be at least 1")
+    if settings.gateway.instances:
+        raise InvalidInput("gateway.instances", "are for `serve gateway`; `serve all` starts its own: remove them")
+    await asyncio.to_thread(provision, data, progress, named=settings.data)
+    settings = replace(settings, data=_within(settings.data, data))
+    membership = Membership(settings.membership)
+    running = [_Instance(f"slot-{number}", settings, data, membership) for number in range(instances)]
     async with contextlib.AsyncExitStack() as stack:
-        for instance in instances:
+        for instance in running:
             stack.push_async_callback(instance.stop)
-        progress(f"starting {settings.instances} instances")
-        await asyncio.gather(*(instance.start() for instance in instances))
-        gateway = GatewaySettings(
-            store=str(settings.data / "store"),
-            catalogue=str(settings.data / "items.safetensors"),
-            port=settings.port,
-            drain_s=settings.drain_s,
-            pipeline=settings.pipeline,
-            trigger=settings.trigger,
-            router=settings.router,
-        )
-        async with running_gateway(gateway, membership) as listening:
-            keepers = [asyncio.create_task(instance.keep()) for instance in instances]
-            ready(f"http://127.0.0.1:{listening.port}")
-            await listening.stop.wait()
+        progress(f"starting {instances} instances")
+        await asyncio.gather(*(instance.start() for instance in running))
+        async with running_gateway(settings, membership) as server:
+            keepers = [asyncio.create_task(instance.keep()) for instance in running]
+            ready(url(settings.gateway.host, server.port))
+            await server.stop.wait()
             for keeper in keepers:
                 keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
 
 
+def _within(named: DataSettings, data: Path) -> DataSettings:
+    """Everything has a path: the one named, or the one that `provision` fills."""
+    return DataSettings(
+        model=named.model or str(data / "model.safetensors"),
+        catalogue=named.catalogue or str(data / "items.safetensors"),
+        store=named.store or str(data / "store"),
+    )
+
+
 class _Instance:
     """One instance process, started again when it ends, under the same slot name."""
 
-    def __init__(self, slot: str, settings: AllSettings, membership: Membership) -> None:
+    def __init__(self, slot: str, settings: Settings, data: Path, membership: Membership) -> None:
         self._slot = slot
-        self._settings = settings
+        self._settings = replace(settings, instance=replace(settings.instance, slot=slot, host="127.0.0.1", port=0))
+        self._file = data / f"{slot}.toml"
         self._membership = membership
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start it and wait until it serves. Unavailable if it ends instead; it has said why."""
-        engine, data = self._settings.engine, self._settings.data
+        self._file.write_text(render(self._settings), encoding="utf-8")
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "relaygr", "serve", "instance", "--slot", self._slot, "--port", "0"),
-            *("--model", str(data / "model.safetensors"), "--store", str(data / "store")),
-            *("--device", engine.device, "--dtype", engine.dtype),
-            *("--device-cache", engine.device_cache, "--host-cache", engine.host_cache, "--on-miss", engine.on_miss),
+            *(sys.executable, "-m", "relaygr", "serve", "instance", "--slot", self._slot, "--config", str(self._file)),
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the parent, which ends it in order
         )
@@ -148,7 +148,7 @@ class _Instance:
             return
         self._process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._process.wait(), 2 * self._settings.drain_s)
+            await asyncio.wait_for(self._process.wait(), 2 * self._settings.instance.drain_s)
         except TimeoutError:
             self._process.kill()
             await self._process.wait()

@@ -5,58 +5,30 @@ import contextlib
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import uvicorn
 
 from relaygr.cascade.catalogue import Catalogue
-from relaygr.cascade.pipeline import Pipeline, PipelineConfig
+from relaygr.cascade.pipeline import Pipeline
 from relaygr.cascade.pre_processing import FeaturePreProcessing
 from relaygr.cascade.retrieval import FaissRetrieval
 from relaygr.clock import RealClock
-from relaygr.config import EngineConfig
 from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import LmdbStore
-from relaygr.relay import Membership, Router, RouterConfig, Trigger, TriggerConfig
+from relaygr.relay import Membership, Router, Trigger
 from relaygr.serving.engine_process import EngineProcess, EngineSettings
 from relaygr.serving.gateway import GatewayApp
 from relaygr.serving.instance import InstanceApp
 from relaygr.serving.link import EngineLink
 from relaygr.serving.ranking import RelayRanking
+from relaygr.serving.settings import Settings
 
-__all__ = ["GatewaySettings", "InstanceSettings", "Listening", "listening", "run_instance", "running_gateway"]
+__all__ = ["Listening", "listening", "run_gateway", "run_instance", "running_gateway", "url"]
 
 DRAIN_POLL_S: Final = 0.02
-
-
-@dataclass(frozen=True)
-class InstanceSettings:
-    """One instance: an engine process and its frontend."""
-
-    model: str
-    """The checkpoint to serve."""
-    slot: str = "slot-0"
-    """Its stable name in the ring: the same after a restart."""
-    host: str = "127.0.0.1"
-    """The address to listen on; loopback unless told otherwise."""
-    port: int = 8100
-    store: str | None = None
-    """The folder of the history store; without one, callers send whole histories."""
-    drain_s: float = 10.0
-    """How long it finishes what it has taken when it is told to stop."""
-    threads: int | None = None
-    """Threads for the model on a CPU; None: as many as there are cores."""
-    engine: EngineConfig = field(default_factory=EngineConfig)
-
-    def __post_init__(self) -> None:
-        if not self.slot:
-            raise InvalidInput("slot", "must not be empty")
-        if not 0 <= self.port <= 65535:
-            raise InvalidInput("port", f"is {self.port}")
-        if not self.drain_s > 0:
-            raise InvalidInput("drain_s", "must be positive")
 
 
 class Listening(NamedTuple):
@@ -74,32 +46,34 @@ class Draining(Protocol):
     busy: int
 
 
-async def run_instance(settings: InstanceSettings, ready: Callable[[int], None] = lambda port: None) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. `ready` is called with the port once requests are taken.
+async def run_instance(settings: Settings, ready: Callable[[str], None] = lambda address: None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. `ready` is called with the address once requests are taken.
 
-    Raises Unavailable when the engine process ends by itself: an instance without its engine is no instance.
+    Raises InvalidInput when no model is named, Unavailable when the engine process ends by itself: an instance without
+    its engine is no instance.
     """
+    model, store_path, own = settings.data.need("model"), settings.data.store, settings.instance
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relaygr-")))
-        store = stack.enter_context(LmdbStore(settings.store)) if settings.store else None
+        store = stack.enter_context(LmdbStore(store_path)) if store_path else None
         engine = await EngineProcess.start(
             EngineSettings(
                 socket=str(folder / "engine"),
-                model=settings.model,
+                model=model,
                 config=asdict(settings.engine),
-                threads=settings.threads,
+                threads=own.threads,
             )
         )
-        stack.push_async_callback(engine.stop, settings.drain_s)
+        stack.push_async_callback(engine.stop, own.drain_s)
         link = await EngineLink.connect(str(folder / "engine"))
         stack.push_async_callback(link.close)
-        app = InstanceApp(link, store, settings.slot)
+        app = InstanceApp(link, store, own.slot)
         lost = asyncio.create_task(engine.ended())
-        async with listening(app, settings.host, settings.port) as (port, stop):
-            ready(port)
+        async with listening(app, own.host, own.port) as (port, stop):
+            ready(url(own.host, port))
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait((lost, stopped), return_when=asyncio.FIRST_COMPLETED)
-            await drain(app, settings.drain_s if stop.is_set() else 0.0)
+            await drain(app, own.drain_s if stop.is_set() else 0.0)
             stopped.cancel()
         if lost.done():
             raise Unavailable(f"the engine process ended with status {lost.result()}")
@@ -150,47 +124,50 @@ class _Server(uvicorn.Server):
             self.listening.set()
 
 
-@dataclass(frozen=True)
-class GatewaySettings:
-    """One gateway, and where its instances are."""
-
-    store: str
-    """The folder of the history store, shared with the instances."""
-    catalogue: str
-    """The items that can be recommended."""
-    host: str = "127.0.0.1"
-    """The address to listen on; loopback unless told otherwise."""
-    port: int = 8000
-    request_features: int = 0
-    """As many as the model reads."""
-    candidate_features: int = 0
-    """As many as the model reads."""
-    drain_s: float = 10.0
-    """How long it finishes what it has taken when it is told to stop."""
-    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
-    trigger: TriggerConfig = field(default_factory=TriggerConfig)
-    router: RouterConfig = field(default_factory=RouterConfig)
-
-
 @contextlib.asynccontextmanager
-async def running_gateway(settings: GatewaySettings, membership: Membership) -> AsyncIterator[Listening]:
-    """Serve the cascade over the slots of `membership`, which may change meanwhile; drained at the end."""
+async def running_gateway(settings: Settings, membership: Membership) -> AsyncIterator[Listening]:
+    """Serve the cascade over the slots of `membership`, which may change meanwhile; drained at the end.
+
+    Raises InvalidInput when no store or no catalogue is named.
+    """
+    own, store_path, catalogue = settings.gateway, settings.data.need("store"), settings.data.need("catalogue")
     async with contextlib.AsyncExitStack() as stack:
-        store = stack.enter_context(LmdbStore(settings.store))
+        store = stack.enter_context(LmdbStore(store_path))
         clock = RealClock()
         router = Router(membership, settings.router)
         ranking = await stack.enter_async_context(RelayRanking(membership, router, Trigger(settings.trigger), clock))
-        retrieval = FaissRetrieval(Catalogue.load(settings.catalogue))
+        retrieval = FaissRetrieval(Catalogue.load(catalogue))
         features = FeaturePreProcessing(
-            request_features=settings.request_features, candidate_features=settings.candidate_features
+            request_features=own.request_features, candidate_features=own.candidate_features
         )
         pipeline = await stack.enter_async_context(
-            Pipeline(store, retrieval, features, ranking, ranking, settings.pipeline, clock=clock)
+            Pipeline(store, retrieval, features, ranking, ranking, settings.cascade, clock=clock)
         )
         app = GatewayApp(pipeline, store, ranking)
-        async with listening(app, settings.host, settings.port) as server:
+        async with listening(app, own.host, own.port) as server:
             yield server
-            await drain(app, settings.drain_s)
+            await drain(app, own.drain_s)
+
+
+async def run_gateway(settings: Settings, ready: Callable[[str], None] = lambda address: None) -> None:
+    """Serve the cascade over the instances that the settings name, until SIGTERM or SIGINT, then drain.
+
+    `ready` is called with the address once requests are taken. Instances may come up later, and are waited for by
+    `/readyz`. Raises InvalidInput when none is named.
+    """
+    if not settings.gateway.instances:
+        raise InvalidInput("gateway.instances", 'names none; write each as slot-0 = "http://127.0.0.1:8100"')
+    membership = Membership(settings.membership)
+    for slot, address in settings.gateway.instances.items():
+        membership.add(slot, address)
+    async with running_gateway(settings, membership) as server:
+        ready(url(settings.gateway.host, server.port))
+        await server.stop.wait()
+
+
+def url(host: str, port: int) -> str:
+    """The address of a server, as clients write it."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def drain(app: Draining, within_s: float) -> None:
