@@ -5,6 +5,7 @@ Nothing is counted twice and nothing is global: two apps in one process do not m
 alone, some additions each.
 """
 
+import sys
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -531,3 +532,7 @@ def markdown() -> str:
 def _section(title: str, table: Sequence[Metric[Any]]) -> str:
     rows = [f"| `{m.name}` | {m.kind} | {', '.join(f'`{label}`' for label in m.labels)} | {m.help} |" for m in table]
     return "\n".join((f"## {title}\n", "| metric | kind | labels | what |", "|---|---|---|---|", *rows, ""))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())
