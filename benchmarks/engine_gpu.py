@@ -20,7 +20,7 @@ from rich.table import Table
 from common import machine
 from relaygr import Engine, EngineConfig, History, build_model
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "d256": {"layers": 8, "dim": 256, "heads": 4},
     "d512": {"layers": 8, "dim": 512, "heads": 4},
     "d1024": {"layers": 8, "dim": 1024, "heads": 8},

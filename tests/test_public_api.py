@@ -7,6 +7,7 @@ from enum import StrEnum
 import pytest
 
 import relaygr
+from relaygr.model import checkpoint
 
 NAMES = [
     "Candidates",
@@ -26,6 +27,10 @@ ENUMS = {
     "Path": "RESIDENT WAITED RELOADED EXTENDED FULL TRUNCATED",
     "PreInferOutcome": "COMPUTED EXTENDED RELOADED RESIDENT JOINED NO_MEMORY NO_CAPACITY FAILED",
 }
+BUILD_MODEL = """
+    family layers dim heads items seed actions tasks head_dim scale_length request_features candidate_features
+    silu_on combine norm_eps
+"""
 ERRORS = ["DeadlineExceeded", "HistoryNeeded", "InvalidInput", "Overloaded", "RelayError", "Unavailable"]
 
 
@@ -66,6 +71,18 @@ def test_the_engine_takes_the_arguments_that_others_rely_on() -> None:
     assert arguments("swap_model") == ["model"]
     assert arguments("evict") == ["user"]
     assert arguments("status") == []
+
+
+def test_models_are_built_and_read_with_the_arguments_that_others_rely_on() -> None:
+    def arguments(call: object) -> list[str]:
+        assert callable(call)
+        return list(inspect.signature(call).parameters)
+
+    assert set(arguments(relaygr.build_model)) >= set(BUILD_MODEL.split())
+    assert arguments(checkpoint.save) == ["model", "path"]
+    assert arguments(checkpoint.load) == ["path"]
+    for read in (checkpoint.from_meta_stu, checkpoint.from_nvidia_hstu):
+        assert arguments(read) == ["state_dict", "num_heads", "scale_length"]
 
 
 def test_the_config_has_the_fields_and_defaults_that_others_rely_on() -> None:

@@ -1,17 +1,14 @@
 """Fresh models."""
 
 import math
-from typing import Any
 
 import torch
 
 from relaygr.errors import InvalidInput
-from relaygr.model.config import Family, ModelConfig
+from relaygr.model.config import Combine, Family, ModelConfig, SiluOn
 from relaygr.model.ranking import RankingModel
 
 __all__ = ["build_model"]
-
-_HSTU_ONLY = ("scale_length", "silu_on", "combine")
 
 
 def build_model(
@@ -25,20 +22,28 @@ def build_model(
     actions: int = 16,
     tasks: int = 1,
     head_dim: int | None = None,
+    scale_length: float | None = None,
     request_features: int = 0,
     candidate_features: int = 0,
-    **choices: Any,
+    contexts: int | None = None,
+    silu_on: SiluOn | None = None,
+    combine: Combine | None = None,
+    norm_eps: float | None = None,
 ) -> RankingModel:
     """A model with random weights, the same for the same arguments and seed, on the CPU in float32.
 
-    `choices` are the remaining fields of ModelConfig: scale_length, silu_on and combine (hstu alone), norm_eps,
-    contexts. The weights are drawn so that scores are of the order of 1 and feel every behaviour: a check that two
-    ways of computing agree would mean nothing on a model that hardly reads its history.
+    The arguments are the fields of ModelConfig; None leaves one at its default. scale_length, silu_on and combine are
+    choices of "hstu" alone. Raises InvalidInput naming the field for what cannot work.
+
+    The weights are drawn so that scores are of the order of 1 and feel every behaviour: a check that two ways of
+    computing agree would mean nothing on a model that hardly reads its history.
     """
+    of_hstu = {"scale_length": scale_length, "silu_on": silu_on, "combine": combine}
+    chosen = {field: value for field, value in of_hstu.items() if value is not None}
     if family == "softmax":
-        for field in _HSTU_ONLY:
-            if field in choices:
-                raise InvalidInput(field, 'is a choice of family "hstu"')
+        for field in chosen:
+            raise InvalidInput(field, 'is a choice of family "hstu"')
+    chosen |= {field: value for field, value in (("contexts", contexts), ("norm_eps", norm_eps)) if value is not None}
     if head_dim is None:
         if not isinstance(dim, int) or not isinstance(heads, int) or heads < 1 or dim % heads:
             raise InvalidInput("heads", f"must divide dim, {dim}, unless head_dim is given")
@@ -55,7 +60,7 @@ def build_model(
             "tasks": tasks,
             "request_features": request_features,
             "candidate_features": candidate_features,
-            **choices,
+            **chosen,
         }
     )
     model = RankingModel(config)
