@@ -7,7 +7,6 @@ from relaygr.errors import InvalidInput
 from relaygr.kernels import Attention, PageLayout, Ragged, ReferenceAttention, Silu
 from relaygr.kernels.layer import Norm, Projected, finish, project, project_into
 from relaygr.model.config import Combine, ModelConfig, SiluOn
-from relaygr.model.stack import forward_with_candidates
 
 __all__ = ["HstuLayer", "HstuStack"]
 
@@ -97,11 +96,6 @@ class HstuStack(nn.Module):
             x = self._append_layer(index, x, pages, batch)
         self._layer(last).project_into(self.attention, x, pages, last, batch)
 
-    def append_with_output(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
-        for index in range(len(self.layers)):
-            x = self._append_layer(index, x, pages, batch)
-        return x
-
     def score(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
         for index in range(len(self.layers)):
             layer = self._layer(index)
@@ -111,12 +105,25 @@ class HstuStack(nn.Module):
 
     @torch.inference_mode()
     def forward(self, x: torch.Tensor, num_candidates: int) -> torch.Tensor:
-        """One user's embeddings [n + m, dim], history first, under the candidate mask; returns [n + m, dim]."""
+        """One user's embeddings [n + m, dim], history first, under the candidate mask; returns [n + m, dim].
+
+        History is causal; each candidate sees the history and itself.
+        """
         if x.ndim != 2 or x.shape[1] != self.dim:
             raise InvalidInput("x", f"must be of shape [n + m, {self.dim}], not {tuple(x.shape)}")
         if not 0 <= num_candidates <= len(x):
             raise InvalidInput("num_candidates", f"is {num_candidates} of {len(x)} rows")
-        return forward_with_candidates(self, x, num_candidates)
+        n, layout = len(x) - num_candidates, self.layout()
+        pages = layout.allocate(max(layout.count(n), 1), device=x.device)
+        table = [range(len(pages))]
+        history, candidates = x[:n], x[n:]
+        if n:
+            batch = Ragged.build([n], [0], table, x.device)
+            for index in range(len(self.layers)):
+                history = self._append_layer(index, history, pages, batch)
+        if num_candidates:
+            candidates = self.score(candidates, pages, Ragged.build([num_candidates], [n], table, x.device))
+        return torch.cat((history, candidates))
 
     def _layer(self, index: int) -> HstuLayer:
         layer = self.layers[index]

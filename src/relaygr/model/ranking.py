@@ -14,6 +14,7 @@ from relaygr.model.embedding import TokenEmbedding
 from relaygr.model.hstu import HstuStack
 from relaygr.model.inputs import ModelInputs
 from relaygr.model.softmax import SoftmaxStack
+from relaygr.model.stack import Stack
 
 __all__ = ["EPOCH_TABLES", "RankingModel"]
 
@@ -33,7 +34,9 @@ class RankingModel(ModelInputs, nn.Module):
         self.config = config
         self.epoch = epoch
         self.embedding = TokenEmbedding(config)
-        self.stack = HstuStack.from_config(config) if config.family == "hstu" else SoftmaxStack.from_config(config)
+        self.stack: Stack = (
+            HstuStack.from_config(config) if config.family == "hstu" else SoftmaxStack.from_config(config)
+        )
         self.norm_weight = nn.Parameter(torch.ones(config.dim))
         self.norm_bias = nn.Parameter(torch.zeros(config.dim))
         self.head_weight = nn.Parameter(torch.empty(config.dim, config.tasks))

@@ -75,16 +75,12 @@ class SoftmaxStack(nn.Module):
     def append(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> None:
         turn = self._turn_of(batch.token_positions(), x)
         last = len(self.layers) - 1
-        for index in range(last):
-            x = self._append_layer(index, x, turn, pages, batch)
-        _, k, v = self._layer(last).project(x, turn)
-        self.attention.write(k, v, pages, last, batch)
-
-    def append_with_output(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
-        turn = self._turn_of(batch.token_positions(), x)
         for index in range(len(self.layers)):
-            x = self._append_layer(index, x, turn, pages, batch)
-        return x
+            layer = self._layer(index)
+            q, k, v = layer.project(x, turn)
+            self.attention.write(k, v, pages, index, batch)
+            if index < last:
+                x = layer.finish(x, self.attention.append(self.weighting, q, pages, index, batch))
 
     def score(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
         turn = self._turn_of(batch.candidate_positions(), x)
@@ -101,11 +97,3 @@ class SoftmaxStack(nn.Module):
 
     def _turn_of(self, positions: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return rotary(positions, self.head_dim, torch.promote_types(x.dtype, torch.float32))
-
-    def _append_layer(
-        self, index: int, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], pages: torch.Tensor, batch: Ragged
-    ) -> torch.Tensor:
-        layer = self._layer(index)
-        q, k, v = layer.project(x, turn)
-        self.attention.write(k, v, pages, index, batch)
-        return layer.finish(x, self.attention.append(self.weighting, q, pages, index, batch))
