@@ -40,6 +40,18 @@ def test_a_cached_prefix_serves_its_digest() -> None:
     run_virtual(main())
 
 
+def test_a_digest_at_the_end_of_a_page_is_served_from_a_longer_prefix() -> None:
+    async def main() -> None:
+        async with engine() as served:
+            await served.rank("u", HISTORY, ITEMS)
+            for length in (0, 128, 256):
+                ranked = await served.rank("u", known(HISTORY[:length]), ITEMS)
+                assert (ranked.path, ranked.used) == (Path.RESIDENT, length)
+                assert np.array_equal(ranked.scores, simulated_scores(MODEL, HISTORY[:length], ITEMS))
+
+    run_virtual(main())
+
+
 def test_a_prefix_being_made_serves_its_digest() -> None:
     async def main() -> None:
         async with engine() as served:

@@ -110,11 +110,17 @@ class Prefix:
 
     def _whole_pages(self, digests: bytes, most: int) -> int:
         """The longest run of pages, `most` at most, at whose end the digests agree."""
+
+        def agree(page: int) -> bool:
+            where = slice(page * _DIGEST, (page + 1) * _DIGEST)
+            return self.page_digests[where] == digests[where]
+
+        if agree(most):  # all that a history known by its digest alone can tell
+            return most
         low, high = 0, most  # digests are chained: where one agrees, all before it do
         while low < high:
             middle = (low + high + 1) // 2
-            where = slice(middle * _DIGEST, (middle + 1) * _DIGEST)
-            if self.page_digests[where] == digests[where]:
+            if agree(middle):
                 low = middle
             else:
                 high = middle - 1

@@ -11,7 +11,8 @@ _UNKNOWN = b""
 class KnownHistory:
     """The start, length and digest of a history that the caller does not have at hand.
 
-    It can be ranked on where exactly its prefix is cached or being made; anything else needs the behaviours.
+    It can be ranked on where exactly its prefix is being made, or is cached, alone or as whole pages of a longer one;
+    anything else needs the behaviours.
     """
 
     __slots__ = ("_digest", "_length", "start")
