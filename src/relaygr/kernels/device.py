@@ -5,7 +5,13 @@ import importlib.util
 
 import torch
 
-__all__ = ["has_tanh", "is_hopper", "multiprocessors"]
+__all__ = ["has_tanh", "has_triton", "is_hopper", "multiprocessors"]
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def has_tanh(device: torch.device) -> bool:

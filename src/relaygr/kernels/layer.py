@@ -4,14 +4,13 @@ project   x → LN → ·W + b → U, V, Q, K, with silu on U or on all four; K 
 finish    U, A → LN(A), gate, concat → ·W + x
 """
 
-import functools
-import importlib.util
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from relaygr.kernels.attention import Attention
+from relaygr.kernels.device import has_triton
 from relaygr.kernels.ragged import Ragged
 
 __all__ = ["Norm", "Projected", "finish", "finish_plain", "project", "project_into", "project_plain"]
@@ -113,11 +112,6 @@ def _split(uvqk: torch.Tensor, heads: int) -> Projected:
     return Projected(u, v.view(shape), q.view(shape), k.view(shape))
 
 
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def _fused(x: torch.Tensor, width: int) -> bool:
     """Whether a GPU runs this in 16 bits, with sizes the fused kernels take, and nothing wants gradients."""
     return (
@@ -125,6 +119,6 @@ def _fused(x: torch.Tensor, width: int) -> bool:
         and x.dtype in (torch.bfloat16, torch.float16)
         and x.shape[-1] % 32 == 0
         and width % 32 == 0
-        and _has_triton()
+        and has_triton()
         and not torch.is_grad_enabled()
     )

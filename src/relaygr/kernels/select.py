@@ -1,10 +1,9 @@
 """Which attention a device runs."""
 
-import importlib.util
-
 import torch
 
 from relaygr.kernels.attention import Attention
+from relaygr.kernels.device import has_triton
 from relaygr.kernels.reference import ReferenceAttention
 
 __all__ = ["attention_for"]
@@ -12,7 +11,7 @@ __all__ = ["attention_for"]
 
 def attention_for(device: torch.device | str) -> Attention:
     """The fast kernels on a CUDA device that has Triton, else the definition."""
-    if torch.device(device).type == "cuda" and importlib.util.find_spec("triton") is not None:
+    if torch.device(device).type == "cuda" and has_triton():
         from relaygr.kernels.triton import TritonAttention
 
         return TritonAttention()
