@@ -158,3 +158,29 @@ async def test_a_rank_short_of_time_waits_for_a_reload_though_the_device_is_busy
         assert (await bench.rank("ann", numbered(300), within=0.0099)).path is Path.WAITED
         assert (await first).path is Path.RELOADED
         assert [(await task).path for task in busy] == [Path.FULL] * 3
+
+
+@in_virtual_time
+async def test_the_one_in_flight_survives_for_one_who_needs_more_than_it() -> None:
+    async with opened(step_ms=1.0) as bench:
+        first = asyncio.create_task(bench.rank("ann", numbered(300)))
+        await asyncio.sleep(1e-3)
+        second = asyncio.create_task(bench.rank("ann", numbered(310)))
+        await asyncio.sleep(1e-3)
+        first.cancel()
+        assert (await second).path is Path.EXTENDED
+        assert bench.device.appended == 310
+
+
+@in_virtual_time
+async def test_the_one_in_flight_survives_for_a_rank_that_is_still_to_come() -> None:
+    """Two requests are pre-inferred; the rank of one is cancelled, the other's will come."""
+    async with opened(step_ms=1.0) as bench:
+        ahead = [asyncio.create_task(bench.pre_infer("ann", numbered(300))) for _ in range(2)]
+        await asyncio.sleep(1e-3)
+        rank = asyncio.create_task(bench.rank("ann", numbered(300)))
+        await asyncio.sleep(1e-4)
+        rank.cancel()
+        assert [await outcome for outcome in ahead] == [PreInferOutcome.COMPUTED, PreInferOutcome.JOINED]
+        assert (await bench.rank("ann", numbered(300))).path is Path.RESIDENT
+        assert bench.device.appended == 300

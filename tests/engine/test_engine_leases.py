@@ -129,17 +129,18 @@ async def test_new_behaviours_are_appended_in_place_behind_a_lease() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("new", [1, 20])
 @in_virtual_time
-async def test_two_futures_of_one_history_do_not_overwrite_each_other(depth: int) -> None:
+async def test_two_futures_of_one_history_do_not_overwrite_each_other(new: int, depth: int) -> None:
     async with opened(device=WatchedDevice(depth=depth)) as bench:
         base = numbered(200)
         await bench.pre_infer("ann", base)
-        one = base.append([1] * 20, [0] * 20, [9999] * 20)
-        two = base.append([2] * 20, [0] * 20, [9999] * 20)
+        one = base.append([1] * new, [0] * new, [9999] * new)
+        two = base.append([2] * new, [0] * new, [9999] * new)
         ranked = await asyncio.gather(*(bench.rank("ann", history) for history in (one, two, base, one, two)))
         assert [answer.path for answer in ranked[:3]] == [Path.EXTENDED, Path.EXTENDED, Path.RESIDENT]
         assert bench.device.page_copies == 1
-        assert bench.device.appended == 240
+        assert bench.device.appended == 200 + 2 * new
 
 
 @pytest.mark.parametrize("reloaded", [False, True])

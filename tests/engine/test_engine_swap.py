@@ -33,11 +33,12 @@ async def test_prefixes_of_the_old_model_become_misses_in_both_tiers() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("step_ms", [1.0, 50.0])
 @pytest.mark.parametrize("after", [0.0, 0.1e-3, 1e-3, 2e-3, 3e-3, 5e-3])
 @in_virtual_time
-async def test_what_runs_finishes_on_the_old_model(after: float, depth: int) -> None:
+async def test_what_runs_finishes_on_the_old_model(after: float, step_ms: float, depth: int) -> None:
     """Scores are checked against the model that was served when the call was made."""
-    async with opened(model=OLD, device=WatchedDevice(depth=depth), step_ms=1.0, spare=20) as bench:
+    async with opened(model=OLD, device=WatchedDevice(depth=depth), step_ms=step_ms, spare=20) as bench:
         running = [asyncio.create_task(bench.rank(user, numbered(300))) for user in ("ann", "ann", "bob", "cat")]
         running.append(asyncio.create_task(bench.rank("ann", numbered(310))))
         await asyncio.sleep(after)
