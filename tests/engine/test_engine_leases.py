@@ -41,6 +41,14 @@ async def test_a_resident_prefix_is_leased_to_the_pre_infer_that_finds_it() -> N
 
 
 @in_virtual_time
+async def test_a_lease_holds_no_page_behind_its_length() -> None:
+    async with opened() as bench:
+        await bench.rank("ann", numbered(400))
+        assert await bench.pre_infer("ann", numbered(256)) is RESIDENT
+        assert bench.engine.status().device_pages_pinned == 2
+
+
+@in_virtual_time
 async def test_a_lease_ends_with_its_rank() -> None:
     async with opened() as bench:
         await bench.pre_infer("ann", numbered(300))
