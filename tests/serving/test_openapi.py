@@ -235,7 +235,7 @@ def test_every_path_answers_as_its_examples_say(tmp_path: Path, name: str) -> No
 
 async def provoke_anywhere(served: Served, operation: Operation, limit: int) -> None:
     other = "GET" if operation.method == "POST" else "POST"
-    refused = await served.send(other, operation.path)
+    refused = await served.send(other, operation.path, headers={"content-type": "text/plain"})
     assert (refused.status_code, refused.headers["allow"]) == (405, operation.method)
     large = await served.send(operation.method, operation.path, content=bytes(limit + 1))
     assert large.status_code == 413
@@ -351,6 +351,44 @@ def test_whatever_is_wrong_with_a_number_is_a_400(tmp_path: Path) -> None:
     run(tmp_path, "instance", test)
 
 
+ODD: tuple[Any, ...] = (
+    *(None, True, -1, 0, 2**31, 2**63, 2**70, 1.5, 1e300, "", "x", "AAAA", "A" * 600, "\ud800", "\0"),
+    *([], [[]], [1], [-1], [2**64], ["x"], [1.0, None], [[1.0], []], [[1e300]], {}, {"items": [1]}, {"x": 1}),
+)
+
+
+@both
+def test_nothing_odd_in_a_body_is_unexpected(tmp_path: Path, name: str) -> None:
+    async def test(served: Served) -> None:
+        for operation in OPERATIONS[name]:
+            if operation.body is None:
+                continue
+            for example in operation.examples.values():
+                for field in get_type_hints(operation.body):
+                    for value in ODD:
+                        body = json.dumps({**example, field: value})
+                        reply = await served.send("POST", operation.path, content=body)
+                        assert reply.status_code != 500, (field, value)
+
+    run(tmp_path, name, test)
+
+
+@pytest.mark.parametrize("field", ["context", "candidates", "features", "request", "digest", "behaviours"])
+def test_nothing_odd_in_raw_arrays_is_unexpected(tmp_path: Path, field: str) -> None:
+    async def test(served: Served) -> None:
+        headers = {"content-type": Encoding.MSGPACK.value}
+        for raw in (b"", b"1", b"1234", bytes(8), bytes(12), b"\xff" * 8, b"\xff" * 16, bytes(24)):
+            value = {"items": raw, "actions": raw[: len(raw) // 2], "timestamps": raw} if field == "behaviours" else raw
+            body = msgspec.msgpack.encode({"user": "ann", "candidates": bytes(24), "length": 0, field: value})
+            reply = await served.send("POST", "/v1/rank", content=body, headers=headers)
+            assert reply.status_code != 500, raw
+            for cut in (1, len(body) // 2, len(body) - 1):
+                reply = await served.send("POST", "/v1/rank", content=body[:cut], headers=headers)
+                assert reply.status_code == 400
+
+    run(tmp_path, "instance", test)
+
+
 def test_a_gateway_refuses_numbers_that_do_not_fit(tmp_path: Path) -> None:
     async def test(served: Served) -> None:
         reply = await served.send("POST", "/v1/recommend", json={"user": "ann", "context": [2**64]})
@@ -423,6 +461,9 @@ def test_headers_that_are_given_twice_are_refused(tmp_path: Path, name: str) -> 
         twice = [("x-relaygr-deadline-ms", "5000"), ("x-relaygr-deadline-ms", "1")]
         reply = await served.send("POST", operation.path, content=body, headers=twice)
         assert (reply.status_code, reply.json()["field"]) == (400, "x-relaygr-deadline-ms")
+        twice = [("content-type", "application/json"), ("content-type", "application/msgpack")]
+        assert (await served.send("POST", operation.path, content=body, headers=twice)).status_code == 415
+        assert (await served.send("GET", "/healthz", headers=twice)).status_code == 200
 
     run(tmp_path, name, test)
 

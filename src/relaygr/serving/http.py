@@ -31,7 +31,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 RETRY_AFTER: Final = (b"retry-after", b"1")
-_ONCE: Final = frozenset({b"content-type", b"x-relaygr-deadline-ms"})
 
 
 class TooLarge(RelayError):
@@ -80,13 +79,11 @@ class Reply:
 
 
 async def read_request(scope: Scope, receive: Receive, limit: int) -> Request:
-    """The request, its body bounded before it is read. Raises TooLarge, Disconnected, and InvalidInput for a header of
-    ours given twice."""
+    """The request, its body bounded before it is read. A header given twice is the list of both, as HTTP has it, and so
+    no number and no content type. Raises TooLarge and Disconnected."""
     headers: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
-        if name in headers and name in _ONCE:
-            raise InvalidInput(name.decode("latin-1"), "is given twice")
-        headers[name] = value
+        headers[name] = headers[name] + b", " + value if name in headers else value
     declared = headers.get(b"content-length", b"0")
     if declared.isdigit() and int(declared) > limit:
         raise TooLarge(f"the body has {int(declared)} bytes, {limit} are read")
@@ -178,7 +175,7 @@ class App(ABC):
         encoding = Encoding.JSON
         try:
             request = await read_request(scope, receive, self._max_body)
-            if request.method == "POST" and request.path in self.calls:
+            if request.method == "POST" == self.calls.get(request.path):
                 encoding = encoding_of(request.header(b"content-type"))
             reply = await self.route(request, encoding)
         except RelayError as error:

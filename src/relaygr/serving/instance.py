@@ -83,7 +83,8 @@ class InstanceApp(App):
         decision, wait_ms, version = await self._with_history(body, signal)
         self._counts.decisions[decision] += 1
         reply = PreInferReply(decision=decision, slot=self._slot, wait_ms=wait_ms, cost_version=version)
-        return Reply(202, encode(encoding, reply), encoding, self._slot_header)
+        headers = (*self._slot_header, (b"x-relaygr-decision", decision.encode()))
+        return Reply(202, encode(encoding, reply), encoding, headers)
 
     async def _rank(self, request: Request, encoding: Encoding) -> Reply:
         body = decode(encoding, request.body, RankBody)

@@ -273,7 +273,7 @@ INSTANCE: Final = (
         errors={**_POSTED, **_CONFLICT, **_LATE},
         body=PreInferBody,
         examples={"the whole history": _WHOLE, "by digest": _BY_DIGEST},
-        headers=("x-relaygr-slot",),
+        headers=("x-relaygr-slot", "x-relaygr-decision"),
         parameters=("x-relaygr-deadline-ms", "x-relaygr-key"),
     ),
     Operation(
