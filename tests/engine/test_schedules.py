@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from relaygr import Path, PreInferOutcome
-from schedules import Report, run_schedule
+from schedules import Report, faulty, run_schedule
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def run_all(seeds: range, *, with_torch: bool) -> tuple[Counter[str], Counter[st
     failed = {}
     for seed in seeds:
         try:
-            report: Report = run_schedule(seed, torch=with_torch, faulty=seed % 4 != 0)
+            report: Report = run_schedule(seed, torch=with_torch, faulty=faulty(seed))
         except Exception as error:
             failed[seed] = error
         else:
@@ -43,6 +43,12 @@ def test_a_thousand_schedules_of_faults_give_right_scores_and_lose_no_page() -> 
     assert set(paths) == set(Path)
     assert set(outcomes) == set(PreInferOutcome)
     assert set(faults) == {"step", "copy IN", "copy OUT"}
+
+
+def test_schedules_without_faults_take_every_path_too() -> None:
+    paths, _, faults = run_all(range(1000, 1400, 4), with_torch=False)
+    assert set(paths) == set(Path)
+    assert not faults
 
 
 def test_schedules_of_real_models_agree_with_the_dense_float64_oracle() -> None:
