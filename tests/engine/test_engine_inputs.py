@@ -256,6 +256,16 @@ def test_a_machine_that_cannot_be_is_refused_at_the_start(field: str, config: di
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("model", [None, "hstu", SimulatedModel()])
+def test_what_is_no_model_is_refused_at_the_start(model: Any) -> None:
+    async def main() -> None:
+        with pytest.raises(InvalidInput, match=r"^model: "):
+            async with Engine(model, EngineConfig(device_cache="8MiB", host_cache="0")):
+                pass
+
+    asyncio.run(main())
+
+
 @in_virtual_time
 async def test_the_longest_history_is_half_the_cache_unless_told() -> None:
     loop = asyncio.get_running_loop()

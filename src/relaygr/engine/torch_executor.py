@@ -42,7 +42,7 @@ class TorchExecutor:
         if self._device.type == "cuda" and (self._device.index or 0) >= (seen := torch.cuda.device_count()):
             raise InvalidInput("device", f"is {config.device!r}, and torch sees {seen or 'no'} CUDA devices")
         self._dtype = _DTYPES[config.dtype]
-        layout = self._layout_of(model)
+        layout = self._layout_of(_checked(model))
         capacity = Capacity(config.device_bytes // layout.bytes, config.host_bytes // layout.bytes, layout.bytes)
         if not capacity.device:
             raise InvalidInput("device_cache", f"is less than one page of this model, {layout.bytes} bytes")
@@ -66,8 +66,7 @@ class TorchExecutor:
 
     def _prepare(self, model: Model) -> Served:
         """The model, moved and cast; the caller's own object where nothing has to change."""
-        if not isinstance(model, RankingModel):
-            raise InvalidInput("model", f"must be a RankingModel, not {type(model).__name__}")
+        model = _checked(model)
         layout = self._layout_of(model)
         if layout != self._layout:
             raise InvalidInput("model", f"has pages of {layout}, this engine's are {self._layout}")
@@ -83,7 +82,7 @@ class TorchExecutor:
                     raise InvalidInput("epoch", f"is {served.epoch} as before, and {name} has changed: raise it")
         return served
 
-    def _layout_of(self, model: Model) -> PageLayout:
+    def _layout_of(self, model: RankingModel) -> PageLayout:
         config = model.config
         return PageLayout(config.layers, config.heads, config.head_dim, self._dtype)
 
@@ -127,6 +126,12 @@ class TorchExecutor:
         if stream is not None:
             stream.synchronize()
         return time.perf_counter() - began
+
+
+def _checked(model: Model) -> RankingModel:
+    if not isinstance(model, RankingModel):
+        raise InvalidInput("model", f"must be a RankingModel, not {type(model).__name__}")
+    return model
 
 
 def _parameter(model: Model, name: str) -> torch.Tensor:
