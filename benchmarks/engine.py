@@ -34,7 +34,7 @@ class NoDevice:
     depth = 1
 
     def open(self, model: Model, config: EngineConfig) -> Capacity:
-        return Capacity(config.device_bytes // 1024, 0)
+        return Capacity(config.device_bytes // 1024, 0, 1024)
 
     async def prepare(self, model: Model) -> Served:
         return Served(model, model.version(), model.epoch)

@@ -1,4 +1,4 @@
-"""Time, injected. Nothing below the serving layer reads the machine's clock by itself."""
+"""Time, injected. What decides never reads the machine's clock by itself."""
 
 import asyncio
 import selectors

@@ -5,7 +5,7 @@ from relaygr.cache.lease import Lease
 from relaygr.cache.pages import PagePool, Pages
 from relaygr.cache.prefix import Identity, Lineage, Prefix
 from relaygr.cache.tier import Tier
-from relaygr.cache.write_back import WriteBackQueue
+from relaygr.cache.write_back import ReturnRate, WriteBackQueue
 
 __all__ = [
     "Identity",
@@ -15,6 +15,7 @@ __all__ = [
     "PagePool",
     "Pages",
     "Prefix",
+    "ReturnRate",
     "Source",
     "Tier",
     "WriteBackQueue",

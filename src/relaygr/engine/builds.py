@@ -9,7 +9,7 @@ import numpy as np
 
 from relaygr.cache import Lease, Lineage, Option, Pages, Prefix, Source, Tier
 from relaygr.engine.cost import CostModel
-from relaygr.engine.device import Ended
+from relaygr.engine.device import Copy
 from relaygr.engine.outcomes import Path
 from relaygr.engine.step import Direction, PageCopy
 from relaygr.engine.work import Build, BuildState, PreInfer, Rank
@@ -18,8 +18,6 @@ from relaygr.history import PAGE, History, KnownHistory
 __all__ = ["Builds"]
 
 NO_PAGES: Final[Pages] = np.empty(0, np.int32)
-
-Copy = Callable[[PageCopy, Ended], None]
 
 
 class Builds:

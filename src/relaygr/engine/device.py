@@ -8,9 +8,12 @@ from typing import Any
 from relaygr.engine.cost import CostModel
 from relaygr.engine.step import Executor, PageCopy, Step, StepResult
 
-__all__ = ["Device", "Ended"]
+__all__ = ["Copy", "Device", "Ended"]
 
 Ended = Callable[[BaseException | None], None]
+"""Called with the error, or None."""
+Copy = Callable[[PageCopy, Ended], None]
+"""`Device.copy`, as those who only copy see it."""
 
 
 class Device:

@@ -157,6 +157,7 @@ class Engine:
     ) -> Decision:
         """Like `pre_infer`, but answers at once what was decided and never waits for ψ.
 
+        A prefix that extends one being made is decided about when that one is there: until then the answer is ADMIT.
         Raises HistoryNeeded for a history given by its digest whose prefix is neither here nor being made.
         """
         future = self._begin_pre_infer(user, history, context, deadline).future
@@ -182,7 +183,6 @@ class Engine:
             context=ids,
             lineage=Lineage.of(served.version, served.epoch, ids, history),
             deadline=due if deadline is not None else now + self.config.lease_s,
-            order=loop.next_order(),
             future=asyncio.get_running_loop().create_future(),
         )
         loop.pre_infer(call)

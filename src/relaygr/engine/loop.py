@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from relaygr.cache import Lineage, Option, Prefix, Source, Tier, WriteBackQueue
-from relaygr.cache.write_back import ReturnRate
+from relaygr.cache import Lineage, Option, Prefix, ReturnRate, Source, Tier, WriteBackQueue
 from relaygr.clock import Clock
 from relaygr.config import EngineConfig
 from relaygr.engine.admission import Admission, Demand

@@ -80,18 +80,18 @@ async def _steps(
         draw.integers(0, served.model.config.actions, longest),
         np.arange(longest) * 60,
     )
+    shapes: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]] = []
+    low = 0
+    for size in (1, 16, 128, 512, longest):
+        high = min(low + size, longest)
+        if high > low:
+            shapes.append(([(high - low, low)], []))
+        low = high
+    for count in _CANDIDATES:
+        shapes += [([], [(count, tokens)]) for tokens in sorted({1, longest // 2, longest} - {0})]
     samples: list[Sample] = []
     failure: Exception | None = None
     for repeat in range(_REPEATS + 1):
-        low = 0
-        shapes: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]] = []
-        for size in (1, 16, 128, 512, longest):
-            high = min(low + size, longest)
-            if high > low:
-                shapes.append(([(high - low, low)], []))
-            low = high
-        for count in _CANDIDATES:
-            shapes += [([], [(count, tokens)]) for tokens in sorted({1, longest // 2, longest} - {0})]
         for appends, scores in shapes:
             step = Step(
                 served,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -48,7 +48,7 @@ class Step:
     served: Served
     appends: Sequence[AppendRow]
     scores: Sequence[ScoreRow]
-    page_copies: Sequence[tuple[int, int]] = field(default=())
+    page_copies: Sequence[tuple[int, int]] = ()
     """(from, to) inside the device tier: pages about to be rewritten while someone still reads them."""
 
 
@@ -80,7 +80,7 @@ class Capacity(NamedTuple):
 
     device: int
     host: int
-    page_bytes: int = 0
+    page_bytes: int
 
 
 class Executor(Protocol):

@@ -74,7 +74,6 @@ class PreInfer:
     context: npt.NDArray[np.int64]
     lineage: Lineage
     deadline: float
-    order: int
     future: "asyncio.Future[PreInferOutcome]"
 
     @property

@@ -1,18 +1,15 @@
 """Copies of prefixes to host memory, one at a time, beside everything else."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from relaygr.cache import Lease, Pages, Prefix, Tier, WriteBackQueue
-from relaygr.engine.device import Ended
+from relaygr.engine.device import Copy
 from relaygr.engine.step import Direction, PageCopy
 from relaygr.history import PAGE
 
 __all__ = ["WriteBack"]
-
-Copy = Callable[[PageCopy, Ended], None]
 
 
 class WriteBack:
