@@ -174,6 +174,15 @@ async def test_each_outcome_of_a_pre_infer_that_is_taken() -> None:
 
 
 @in_virtual_time
+async def test_a_pre_infer_that_knows_more_waits_and_appends_the_rest() -> None:
+    async with opened() as bench:
+        outcomes = await asyncio.gather(*(bench.pre_infer("ann", numbered(length)) for length in (300, 310)))
+        assert outcomes == [PreInferOutcome.COMPUTED, PreInferOutcome.EXTENDED]
+        assert (bench.device.appended, bench.engine.status().leases) == (310, 2)
+        assert (await bench.rank("ann", numbered(310))).path is Path.RESIDENT
+
+
+@in_virtual_time
 async def test_a_pre_infer_joins_the_rank_that_came_first() -> None:
     async with opened() as bench:
         ranked, outcome = await asyncio.gather(bench.rank("ann", numbered(300)), bench.pre_infer("ann", numbered(300)))

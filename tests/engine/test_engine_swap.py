@@ -8,7 +8,7 @@ from behaviours import numbered
 from engines import Bench, WatchedDevice, in_virtual_time, opened
 from relaygr import Path, PreInferOutcome
 from relaygr.engine.simulated import SimulatedModel
-from relaygr.engine.step import Direction, PageCopy, Step
+from relaygr.engine.step import Direction, Model, PageCopy, Served, Step
 
 OLD, NEW = SimulatedModel("old"), SimulatedModel("new")
 
@@ -96,6 +96,25 @@ async def test_the_last_of_swaps_at_once_is_served() -> None:
         assert bench.engine.status().version == "model 4"
         await running
         assert (await bench.rank("ann", numbered(300))).path is Path.FULL
+
+
+class SlowToPrepare(WatchedDevice):
+    """Each model takes half as long to prepare as the one before."""
+
+    seconds = 1.0
+
+    async def prepare(self, model: Model) -> Served:
+        self.seconds /= 2
+        await asyncio.sleep(self.seconds)
+        return await super().prepare(model)
+
+
+@in_virtual_time
+async def test_the_model_asked_for_last_is_served_however_long_the_others_take() -> None:
+    async with opened(model=OLD, device=SlowToPrepare()) as bench:
+        models = [SimulatedModel(f"model {k}") for k in range(5)]
+        await asyncio.gather(*(bench.swap(model) for model in models))
+        assert bench.engine.status().version == "model 4"
 
 
 @pytest.mark.parametrize(("accept", "path", "epoch"), [(0, Path.FULL, 5), (1, Path.RESIDENT, 4)])
