@@ -7,6 +7,7 @@ import pytest
 from behaviours import numbered
 from engines import COSTS, in_virtual_time, opened
 from relaygr import Path, PreInferOutcome
+from relaygr.engine.simulated import SimulatedModel
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -184,3 +185,19 @@ async def test_the_one_in_flight_survives_for_a_rank_that_is_still_to_come() -> 
         assert [await outcome for outcome in ahead] == [PreInferOutcome.COMPUTED, PreInferOutcome.JOINED]
         assert (await bench.rank("ann", numbered(300))).path is Path.RESIDENT
         assert bench.device.appended == 300
+
+
+@in_virtual_time
+async def test_no_flight_begins_for_a_model_that_is_not_served_any_more() -> None:
+    async with opened(spare=16, max_history=1000) as bench:
+        history = numbered(900)
+        first = asyncio.create_task(bench.pre_infer("ann", history[:500]))
+        await asyncio.sleep(1e-4)
+        longer = asyncio.create_task(bench.pre_infer("ann", history))
+        await asyncio.sleep(1e-4)
+        await bench.swap(SimulatedModel("new"))
+        bench.device.forget()
+        assert [await first, await longer] == [PreInferOutcome.FAILED] * 2
+        await bench.settle()
+        assert bench.device.appended == 0
+        assert bench.engine.status().leases == 0

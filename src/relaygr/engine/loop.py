@@ -175,10 +175,7 @@ class EngineLoop:
         self.write_back.forget(user)
         self.ranks.forget(user)
         for build in self.builds.of(user):
-            self.builds.unlist(build)
-            for work in build.waiting:
-                if isinstance(work, PreInfer):
-                    self._answer(work, PreInferOutcome.FAILED)
+            self._unlist(build)
         self.claims.end_where(lambda _: True, user)
         return int(self.tier.drop(user)) + int(self.host.drop(user))
 
@@ -187,11 +184,19 @@ class EngineLoop:
         self.served = served
         for build in list(self.builds):
             if not self._usable(build.prefix.lineage):
-                self.builds.unlist(build)
+                self._unlist(build)
         self.write_back.forget_all()
         self.claims.end_where(lambda claim: not self._usable(claim.lineage))
         for tier in (self.tier, self.host):
             tier.drop_where(lambda prefix: not self._usable(prefix.lineage))
+
+    def _unlist(self, build: Build) -> None:
+        """Keep nothing of this build; pre-infers that would have extended it are given up, ranks are not."""
+        self.builds.unlist(build)
+        for work in build.waiting:
+            if isinstance(work, PreInfer):
+                self._answer(work, PreInferOutcome.FAILED)
+        self.builds.abandon_if_unwanted(build)
 
     async def close(self) -> None:
         """Refuse what waits, let what was launched end, forget everything. Raises RuntimeError if a page is lost."""
