@@ -228,3 +228,13 @@ async def test_host_memory_gets_new_pages_only() -> None:
         await bench.settle()
         assert [len(copy.source) for copy in bench.device.copies] == [3, 2]
         assert bench.engine.status().host_pages_free == 20 - 4
+
+
+@in_virtual_time
+async def test_a_shorter_prefix_does_not_replace_the_longer_one_that_holds_it() -> None:
+    async with opened() as bench:
+        longer = asyncio.create_task(bench.pre_infer("ann", numbered(300), within=0.1))
+        await asyncio.sleep(0)
+        assert (await bench.rank("ann", numbered(256))).used == 256
+        await longer
+        assert (await bench.rank("ann", numbered(300))).path is Path.RESIDENT
