@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 
 from behaviours import numbered
-from relaygr import Engine, EngineConfig, History, Path
+from relaygr import Decision, Engine, EngineConfig, History, Path
 from relaygr.clock import VirtualClock, VirtualTimeLoop, run_virtual
 from relaygr.engine.faults import Faults, FaultyExecutor
 from relaygr.engine.simulated import SimulatedExecutor, SimulatedModel
@@ -59,5 +59,17 @@ def test_shapes_that_fail_in_the_profile_are_left_out() -> None:
     async def main() -> None:
         async with engine(FaultyExecutor(SimulatedExecutor(), Faults(fail=0.1), 1)) as served:
             assert served.status().cost_model["steps"][1] > 0
+
+    run_virtual(main())
+
+
+def test_a_signal_behind_a_shorter_one_in_flight_is_refused_where_its_pages_do_not_fit() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        config = EngineConfig(device_cache="8MiB", host_cache="0", max_history=400, lease_share=1.0)
+        async with Engine(SimulatedModel(), config, clock=VirtualClock(loop), executor=SimulatedExecutor()) as served:
+            assert served.signal("u", numbered(300)) is Decision.ADMIT
+            assert served.signal("u", numbered(390)) is Decision.NO_MEMORY
 
     run_virtual(main())

@@ -10,6 +10,8 @@ __all__ = ["CostModel", "LinearFit"]
 _FORGET = 0.98
 _PROFILE_WEIGHT = 0.05
 _REFIT_EVERY = 16
+_MARGIN_DECAY = 0.02
+_LARGEST_MARGIN = 10.0
 
 
 class LinearFit:
@@ -92,6 +94,8 @@ class CostModel:
     def __init__(self) -> None:
         self.steps = LinearFit((1.0, 1e3, 1e6, 1e2, 1e6))
         self.copies = LinearFit((1.0, 1e2))
+        self.margin = 1.0
+        """By what factor steps have lately exceeded their prediction: up at once, down slowly."""
 
     @property
     def version(self) -> int:
@@ -101,6 +105,12 @@ class CostModel:
     def step_s(self) -> float:
         """What any step costs before it does anything."""
         return self.steps.coefficients[0]
+
+    def observe_step(self, features: Sequence[float], predicted_s: float, seconds: float) -> None:
+        """A step took this long where that was predicted."""
+        self.steps.observe(features, seconds)
+        ratio = min(seconds / predicted_s, _LARGEST_MARGIN) if predicted_s > 0 else 1.0
+        self.margin = max(ratio, self.margin + _MARGIN_DECAY * (1.0 - self.margin))
 
     def append_s(self, new: int, cached: int) -> float:
         """To append `new` tokens behind `cached`, beside a step's fixed cost."""

@@ -59,7 +59,7 @@ class Device:
                 self.faults["step"] += 1
             else:
                 self.busy_s += result.seconds
-                self._cost.steps.observe(features, result.seconds)
+                self._cost.observe_step(features, predicted_s, result.seconds)
             ended(result)
             self._turn_soon()
             self._changed.set()

@@ -116,8 +116,11 @@ class EngineLoop:
         if isinstance(call.history, KnownHistory) and not exact:
             call.future.set_exception(HistoryNeeded(f"the prefix of {call.user!r} is not cached"))
             return
-        if joined is not None and joined.prefix.length < len(call.history):
-            joined.waiting.append(call)
+        if joined is not None and not exact:
+            tokens = call.lineage.context_tokens + len(call.history)
+            if self._admit(call, option.device_s, -(-tokens // PAGE) - len(joined.prefix.pages)):
+                joined.due = min(joined.due, call.deadline)
+                joined.waiting.append(call)
             return
         if joined is not None:
             pages, need = joined.prefix.pages, 0

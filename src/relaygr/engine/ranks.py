@@ -196,7 +196,8 @@ class Ranks:
         if isinstance(rank.history, KnownHistory):
             rank.future.set_exception(HistoryNeeded(f"the prefix of {rank.user!r} is late"))
             return
-        left = SAFETY * (rank.deadline - self._clock.now()) - self._wait_s(rank.due) - self._cost.step_s
+        left = SAFETY * (rank.deadline - self._clock.now()) / self._cost.margin
+        left -= self._wait_s(rank.due) + self._cost.step_s
         context, candidates = rank.lineage.context_tokens, len(rank.candidates)
         length = self._cost.longest_cut(len(rank.history), context, candidates, left)
         rank.path = Path.TRUNCATED

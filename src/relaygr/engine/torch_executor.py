@@ -65,7 +65,7 @@ class TorchExecutor:
         return self._newest
 
     def _prepare(self, model: Model) -> Served:
-        """The model, moved and cast; the caller's own object where nothing has to change."""
+        """The model, moved, cast and given the device's kernels; the caller's own where nothing is to be cast."""
         model = _checked(model)
         layout = self._layout_of(model)
         if layout != self._layout:
