@@ -30,7 +30,7 @@ from relaygr.serving.instance import InstanceApp
 from relaygr.serving.link import EngineLink
 from relaygr.serving.metrics import BUCKETS, Histogram, Kind, Metric
 from relaygr.serving.ranking import RelayRanking
-from relaygr.serving.run import listening
+from relaygr.serving.run import bind, listening
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 DRAW = np.random.default_rng(0)
@@ -108,7 +108,7 @@ async def relay(folder: Path, device_cache: str) -> AsyncIterator[Relay]:
 
         stack.push_async_callback(stop)
         instance = InstanceApp(link, store, "slot-0")
-        port = (await stack.enter_async_context(listening(instance, "127.0.0.1", 0))).port
+        port = await stack.enter_async_context(listening(instance, bind("127.0.0.1", 0)))
         membership.add("slot-0", f"http://127.0.0.1:{port}")
         router, trigger = Router(membership, RouterConfig()), Trigger(TriggerConfig(mode=TriggerMode.ALWAYS))
         ranking = await stack.enter_async_context(RelayRanking(membership, router, trigger, clock))

@@ -19,7 +19,7 @@ from relaygr.serving.engine_process import serve_engine
 from relaygr.serving.instance import InstanceApp
 from relaygr.serving.link import EngineLink
 from relaygr.serving.ranking import RelayRanking
-from relaygr.serving.run import listening
+from relaygr.serving.run import bind, listening
 
 MODEL = build_model("hstu", layers=1, dim=16, heads=2, items=100, seed=0)
 DRAW = np.random.default_rng(0)
@@ -55,8 +55,8 @@ async def instance(folder: FilePath, slot: str, store: LmdbStore) -> AsyncIterat
         await ready.wait()
         link = await EngineLink.connect(str(folder / slot))
         app = InstanceApp(link, store, slot)
-        async with listening(app, "127.0.0.1", 0) as server:
-            yield app, f"http://127.0.0.1:{server.port}"
+        async with listening(app, bind("127.0.0.1", 0)) as port:
+            yield app, f"http://127.0.0.1:{port}"
         await link.close()
         until.set()
         await serving

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -116,6 +117,26 @@ def test_a_killed_instance_fails_no_request_and_then_everything_stops_cleanly(se
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(timeout=60) == 0
     assert not [pid for pid in below if Path(f"/proc/{pid}").exists() and _state(pid) != "Z"]
+
+
+def test_a_port_in_use_is_said_at_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [
+            sys.executable,
+            "-m",
+            "relaygr",
+            "serve",
+            "all",
+            "--port",
+            port,
+            "--data-dir",
+            str(tmp_path / "data"),
+        ]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert "choose another --port" in " ".join(ended.stderr.split())
+    assert not (tmp_path / "data").exists()
 
 
 def _state(pid: int) -> str:

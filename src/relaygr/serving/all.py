@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import ctypes
+import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -20,7 +23,7 @@ from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import History, LmdbStore
 from relaygr.model import build_model, checkpoint
 from relaygr.relay import Membership
-from relaygr.serving.run import running_gateway, url
+from relaygr.serving.run import bind, running_gateway, stopping, unless
 from relaygr.serving.settings import DataSettings, Settings, render
 
 __all__ = ["DEFAULTS", "provision", "run_all"]
@@ -28,6 +31,8 @@ __all__ = ["DEFAULTS", "provision", "run_all"]
 ITEMS: Final = 20_000
 USERS: Final = 200
 _RESTART_S: Final = 0.5
+_LIBC: Final = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG: Final = 1
 _SERVES: Final = re.compile(r"serves on (http://\S+)")
 
 
@@ -56,8 +61,11 @@ def provision(
         progress(f"drawing the histories of {USERS} users")
         draw = np.random.default_rng(0)
         now = int(time.time())
-        with LmdbStore(data / "store") as store:
+        partial = data / "store.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        with LmdbStore(partial) as store:
             store.append_many({f"user-{user}": _history(draw, now) for user in range(USERS)})
+        partial.rename(data / "store")
 
 
 def _history(draw: np.random.Generator, now: int) -> History:
@@ -82,31 +90,47 @@ async def run_all(
         raise InvalidInput("instances", "must be at least 1")
     if settings.gateway.instances:
         raise InvalidInput("gateway.instances", "are for `serve gateway`; `serve all` starts its own: remove them")
-    await asyncio.to_thread(provision, data, progress, named=settings.data)
-    settings = replace(settings, data=_within(settings.data, data))
-    membership = Membership(settings.membership)
-    running = [_Instance(f"slot-{number}", settings, data, membership) for number in range(instances)]
     async with contextlib.AsyncExitStack() as stack:
+        stop = stack.enter_context(stopping())
+        bound = stack.enter_context(bind(settings.gateway.host, settings.gateway.port))
+        await asyncio.to_thread(provision, data, progress, named=settings.data)
+        settings = _shared(settings, data, instances)
+        membership = Membership(settings.membership)
+        running = [_Instance(f"slot-{number}", settings, data, membership) for number in range(instances)]
         for instance in running:
             stack.push_async_callback(instance.stop)
         progress(f"starting {instances} instances")
-        await asyncio.gather(*(instance.start() for instance in running))
-        async with running_gateway(settings, membership) as server:
+        if await unless(stop, _started(running)) is None:
+            return
+        async with running_gateway(settings, membership, bound) as address:
             keepers = [asyncio.create_task(instance.keep()) for instance in running]
-            ready(url(settings.gateway.host, server.port))
-            await server.stop.wait()
+            ready(address)
+            await stop.wait()
             for keeper in keepers:
                 keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
 
 
-def _within(named: DataSettings, data: Path) -> DataSettings:
-    """Everything has a path: the one named, or the one that `provision` fills."""
-    return DataSettings(
+async def _started(running: "list[_Instance]") -> bool:
+    await asyncio.gather(*(instance.start() for instance in running))
+    return True
+
+
+def _shared(settings: Settings, data: Path, instances: int) -> Settings:
+    """With a path for everything, the one named or the one that `provision` fills, and the cores divided."""
+    named, own = settings.data, settings.instance
+    paths = DataSettings(
         model=named.model or str(data / "model.safetensors"),
         catalogue=named.catalogue or str(data / "items.safetensors"),
         store=named.store or str(data / "store"),
     )
+    threads = own.threads or max(1, len(os.sched_getaffinity(0)) // instances)
+    return replace(settings, data=paths, instance=replace(own, threads=threads))
+
+
+def _end_with_parent() -> None:
+    """In a child, before it runs: the kernel ends it when its parent dies, however that dies."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class _Instance:
@@ -126,6 +150,7 @@ class _Instance:
             *(sys.executable, "-m", "relaygr", "serve", "instance", "--slot", self._slot, "--config", str(self._file)),
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the parent, which ends it in order
+            preexec_fn=_end_with_parent,
         )
         assert self._process.stdout is not None
         serves = _SERVES.search((await self._process.stdout.readline()).decode())

@@ -118,9 +118,14 @@ class EngineProcess:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(msgspec.json.encode(settings) + b"\n")
-        if await process.stdout.readline() != READY:
-            raise Unavailable(f"the engine process ended with status {await process.wait()}")
+        try:
+            process.stdin.write(msgspec.json.encode(settings) + b"\n")
+            if await process.stdout.readline() != READY:
+                raise Unavailable(f"the engine process ended with status {await process.wait()}")
+        except asyncio.CancelledError:
+            process.kill()
+            await process.wait()
+            raise
         return cls(process)
 
     @property

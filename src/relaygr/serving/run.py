@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import signal
+import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import uvicorn
 
@@ -26,17 +27,11 @@ from relaygr.serving.link import EngineLink
 from relaygr.serving.ranking import RelayRanking
 from relaygr.serving.settings import Settings
 
-__all__ = ["Listening", "listening", "run_gateway", "run_instance", "running_gateway", "url"]
+__all__ = ["bind", "listening", "run_gateway", "run_instance", "running_gateway", "stopping", "unless"]
+
+T = TypeVar("T")
 
 DRAIN_POLL_S: Final = 0.02
-
-
-class Listening(NamedTuple):
-    """A server that takes requests."""
-
-    port: int
-    stop: asyncio.Event
-    """Set by SIGTERM and SIGINT."""
 
 
 class Draining(Protocol):
@@ -54,22 +49,22 @@ async def run_instance(settings: Settings, ready: Callable[[str], None] = lambda
     """
     model, store_path, own = settings.data.need("model"), settings.data.store, settings.instance
     async with contextlib.AsyncExitStack() as stack:
+        stop = stack.enter_context(stopping())
+        bound = stack.enter_context(bind(own.host, own.port))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relaygr-")))
         store = stack.enter_context(LmdbStore(store_path)) if store_path else None
-        engine = await EngineProcess.start(
-            EngineSettings(
-                socket=str(folder / "engine"),
-                model=model,
-                config=asdict(settings.engine),
-                threads=own.threads,
-            )
+        engine_settings = EngineSettings(
+            socket=str(folder / "engine"), model=model, config=asdict(settings.engine), threads=own.threads
         )
+        engine = await unless(stop, EngineProcess.start(engine_settings))
+        if engine is None:
+            return
         stack.push_async_callback(engine.stop, own.drain_s)
         link = await EngineLink.connect(str(folder / "engine"))
         stack.push_async_callback(link.close)
         app = InstanceApp(link, store, own.slot)
         lost = asyncio.create_task(engine.ended())
-        async with listening(app, own.host, own.port) as (port, stop):
+        async with listening(app, bound) as port:
             ready(url(own.host, port))
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait((lost, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -80,29 +75,53 @@ async def run_instance(settings: Settings, ready: Callable[[str], None] = lambda
         lost.cancel()
 
 
-@contextlib.asynccontextmanager
-async def listening(app: Any, host: str, port: int) -> AsyncIterator[Listening]:
-    """uvicorn around the app."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    config = uvicorn.Config(
-        app, host=host, port=port, lifespan="off", access_log=False, log_level="warning", timeout_keep_alive=75
-    )
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve())
-    started = asyncio.create_task(server.listening.wait())
-    await asyncio.wait((serving, started), return_when=asyncio.FIRST_COMPLETED)
-    if not server.listening.is_set():
-        started.cancel()
-        await serving
-        raise Unavailable(f"port: cannot listen on {host}:{port}")
+@contextlib.contextmanager
+def stopping() -> Iterator[asyncio.Event]:
+    """An event that SIGTERM and SIGINT set, from here on and until the end."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        yield Listening(server.servers[0].sockets[0].getsockname()[1], stop)
+        yield stop
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What the work gives, or None where `stop` is set before: the work is cancelled then."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        for one in (task, stopped):
+            one.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at this address, before anything slow is begun. Unavailable where it cannot be had."""
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
+        )
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {url(host, port)}: {error.strerror}; choose another --port") from error
+
+
+@contextlib.asynccontextmanager
+async def listening(app: Any, bound: socket.socket) -> AsyncIterator[int]:
+    """uvicorn around the app on this socket; gives the port."""
+    config = uvicorn.Config(app, lifespan="off", access_log=False, log_level="warning", timeout_keep_alive=75)
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve([bound]))
+    started = asyncio.create_task(server.listening.wait())
+    await asyncio.wait((serving, started), return_when=asyncio.FIRST_COMPLETED)
+    try:
+        yield bound.getsockname()[1]
+    finally:
+        started.cancel()
         server.should_exit = True
         await serving
 
@@ -125,8 +144,10 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def running_gateway(settings: Settings, membership: Membership) -> AsyncIterator[Listening]:
+async def running_gateway(settings: Settings, membership: Membership, bound: socket.socket) -> AsyncIterator[str]:
     """Serve the cascade over the slots of `membership`, which may change meanwhile; drained at the end.
+
+    Gives the address once requests are taken.
 
     Raises InvalidInput when no store or no catalogue is named.
     """
@@ -144,8 +165,8 @@ async def running_gateway(settings: Settings, membership: Membership) -> AsyncIt
             Pipeline(store, retrieval, features, ranking, ranking, settings.cascade, clock=clock)
         )
         app = GatewayApp(pipeline, store, ranking)
-        async with listening(app, own.host, own.port) as server:
-            yield server
+        async with listening(app, bound) as port:
+            yield url(own.host, port)
             await drain(app, own.drain_s)
 
 
@@ -160,9 +181,10 @@ async def run_gateway(settings: Settings, ready: Callable[[str], None] = lambda 
     membership = Membership(settings.membership)
     for slot, address in settings.gateway.instances.items():
         membership.add(slot, address)
-    async with running_gateway(settings, membership) as server:
-        ready(url(settings.gateway.host, server.port))
-        await server.stop.wait()
+    with stopping() as stop, bind(settings.gateway.host, settings.gateway.port) as bound:
+        async with running_gateway(settings, membership, bound) as address:
+            ready(address)
+            await stop.wait()
 
 
 def url(host: str, port: int) -> str:
