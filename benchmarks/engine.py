@@ -5,6 +5,7 @@ Ratios are taken in one run, the ways interleaved, medians over rounds.
 
 import asyncio
 import gc
+import os
 import statistics
 import time
 from typing import Any
@@ -111,6 +112,7 @@ async def overhead(cached: int) -> dict[str, float]:
 
 
 def main() -> None:
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))  # one core is the loop's: with all of them both are slower
     found = asyncio.run(ratios())
     costs = {str(cached): asyncio.run(overhead(cached)) for cached in CACHED_USERS}
     console = Console()

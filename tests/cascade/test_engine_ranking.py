@@ -52,7 +52,7 @@ def test_what_is_answered_is_what_the_oracle_says(tmp_path: Path, length: int) -
 
     async def main() -> tuple[list[Recommendation], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         with LmdbStore(tmp_path / "histories") as store:
-            store.append("ann", history.items, history.actions, history.timestamps)
+            store.append("u1", history.items, history.actions, history.timestamps)
             async with (
                 Engine(model, EngineConfig(device_cache="16MiB", host_cache="0")) as engine,
                 Pipeline(
@@ -65,9 +65,9 @@ def test_what_is_answered_is_what_the_oracle_says(tmp_path: Path, length: int) -
                     wall_time=lambda: AT,
                 ) as cascade,
             ):
-                request = RecommendRequest("ann", 40, context)
+                request = RecommendRequest("u1", 40, context)
                 answers = [await cascade.run(request), await cascade.run(request)]
-        retrieved = await retrieval.run(RetrievalRequest("ann", history, 100))
+        retrieved = await retrieval.run(RetrievalRequest("u1", history, 100))
         prepared = await pre_processing.run(PreProcessingRequest(history, retrieved, 40, AT))
         assert prepared.candidates is not None
         scores = oracle_scores(model, history, prepared.candidates, context=context, request=prepared.request)
@@ -104,7 +104,7 @@ def cascade_on(engine: Engine, store: LmdbStore, *, retrieval_s: float = 0.05) -
 def store(tmp_path: Path) -> LmdbStore:
     store = LmdbStore(tmp_path / "histories")
     history = numbered(300)
-    store.append("ann", history.items, history.actions, history.timestamps)
+    store.append("u1", history.items, history.actions, history.timestamps)
     return store
 
 
@@ -112,7 +112,7 @@ def store(tmp_path: Path) -> LmdbStore:
 async def test_the_prefix_is_made_while_retrieval_runs(store: LmdbStore) -> None:
     with store:
         async with opened() as bench, cascade_on(bench.engine, store) as cascade:
-            answer = await cascade.run(RecommendRequest("ann"))
+            answer = await cascade.run(RecommendRequest("u1"))
             assert (answer.decision, answer.path) == (Decision.ADMIT, RankPath.RESIDENT)
             assert answer.stages_ms["ranking"] < 0.3, "3 ms of work were done before"
 
@@ -121,7 +121,7 @@ async def test_the_prefix_is_made_while_retrieval_runs(store: LmdbStore) -> None
 async def test_a_rank_that_overtakes_its_prefix_waits_for_it(store: LmdbStore) -> None:
     with store:
         async with opened() as bench, cascade_on(bench.engine, store, retrieval_s=0.001) as cascade:
-            answer = await cascade.run(RecommendRequest("ann"))
+            answer = await cascade.run(RecommendRequest("u1"))
             assert (answer.decision, answer.path) == (Decision.ADMIT, RankPath.WAITED)
             assert bench.device.appended == 300
 
@@ -130,9 +130,9 @@ async def test_a_rank_that_overtakes_its_prefix_waits_for_it(store: LmdbStore) -
 async def test_behaviours_that_arrive_between_requests_extend_the_prefix(store: LmdbStore) -> None:
     with store:
         async with opened() as bench, cascade_on(bench.engine, store) as cascade:
-            await cascade.run(RecommendRequest("ann"))
-            store.append("ann", [5], [0], [10**6])
-            answer = await cascade.run(RecommendRequest("ann"))
+            await cascade.run(RecommendRequest("u1"))
+            store.append("u1", [5], [0], [10**6])
+            answer = await cascade.run(RecommendRequest("u1"))
             assert (answer.decision, answer.path, answer.used) == (Decision.ADMIT, RankPath.RESIDENT, 301)
             assert bench.device.appended == 301
 
@@ -141,7 +141,7 @@ async def test_behaviours_that_arrive_between_requests_extend_the_prefix(store: 
 async def test_ten_requests_at_once_of_one_user_cost_one_prefix(store: LmdbStore) -> None:
     with store:
         async with opened() as bench, cascade_on(bench.engine, store, retrieval_s=0.001) as cascade:
-            answers = await asyncio.gather(*(cascade.run(RecommendRequest("ann")) for _ in range(10)))
+            answers = await asyncio.gather(*(cascade.run(RecommendRequest("u1")) for _ in range(10)))
             assert bench.device.appended == 300
             assert len({answer.items for answer in answers}) == 1
 
@@ -161,7 +161,7 @@ async def test_a_refused_signal_says_why_and_the_rank_is_computed(
             opened(**settings) as bench,  # type: ignore[arg-type]
             cascade_on(bench.engine, store) as cascade,
         ):
-            answer = await cascade.run(RecommendRequest("ann"))
+            answer = await cascade.run(RecommendRequest("u1"))
             assert (answer.decision, answer.path, answer.used) == (decision, RankPath.FULL, 300)
 
 
@@ -172,7 +172,7 @@ async def test_an_engine_that_is_late_is_a_deadline_exceeded(store: LmdbStore) -
             bench.device.hangs_s = lambda work: 10.0
             arrived = bench.now
             with pytest.raises(DeadlineExceeded):
-                await cascade.run(RecommendRequest("ann"))
+                await cascade.run(RecommendRequest("u1"))
             assert bench.now - arrived == pytest.approx(0.1), "50 ms of retrieval, and the ranking budget"
 
 
@@ -181,4 +181,4 @@ async def test_input_that_the_model_refuses_is_named(store: LmdbStore) -> None:
     with store:
         async with opened() as bench, cascade_on(bench.engine, store) as cascade:
             with pytest.raises(InvalidInput, match="context"):
-                await cascade.run(RecommendRequest("ann", context=np.array([-1])))
+                await cascade.run(RecommendRequest("u1", context=np.array([-1])))

@@ -50,7 +50,7 @@ SEEN = numbered(300)
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LmdbStore]:
     with LmdbStore(tmp_path / "histories") as store:
-        store.append("ann", SEEN.items, SEEN.actions, SEEN.timestamps)
+        store.append("u1", SEEN.items, SEEN.actions, SEEN.timestamps)
         yield store
 
 
@@ -124,7 +124,7 @@ async def nothing_is_left() -> None:
 async def test_an_answer_has_its_items_path_decision_instance_and_times(store: LmdbStore) -> None:
     ranks = ranking(signal_s=0.005, rank_s=0.01)
     async with pipeline(store, ranks, read_s=0.001, pre_processing=SlowPreProcessing(0.002)) as cascade:
-        answer = await cascade.run(RecommendRequest("ann", 3))
+        answer = await cascade.run(RecommendRequest("u1", 3))
     assert [(entry.item, entry.score) for entry in answer.items] == [(40, 40.0), (30, 30.0), (20, 20.0)]
     assert (answer.path, answer.decision, answer.instance) == (RankPath.FULL, Decision.ADMIT, "fixed")
     assert (answer.signalled, answer.used, answer.epoch) == ("fixed", 300, 0)
@@ -137,12 +137,12 @@ async def test_an_answer_has_its_items_path_decision_instance_and_times(store: L
 async def test_the_signal_goes_out_at_arrival_and_the_rank_follows_its_slot(store: LmdbStore) -> None:
     ranks = ranking(signal_s=0.019, slot="gpu-3")
     async with pipeline(store, ranks) as cascade:
-        await cascade.run(RecommendRequest("ann", context=np.array([4, 5])))
+        await cascade.run(RecommendRequest("u1", context=np.array([4, 5])))
     (signal,), (rank,) = ranks.signals, ranks.ranks
     assert signal.at == 0.0
     assert rank.at == pytest.approx(0.02)
     assert signal.due == pytest.approx(0.06), "when the rank begins at the latest"
-    assert (signal.user, rank.user, rank.slot) == ("ann", "ann", "gpu-3")
+    assert (signal.user, rank.user, rank.slot) == ("u1", "u1", "gpu-3")
     assert signal.history == rank.history == SEEN
     assert signal.context.tolist() == rank.context.tolist() == [4, 5]
     assert rank.candidates.items.tolist() == ITEMS
@@ -159,7 +159,7 @@ async def test_the_signal_is_out_even_before_a_retrieval_that_never_waits(store:
             return Retrieved(np.array(ITEMS))
 
     async with pipeline(store, ranks, retrieval=Instant()) as cascade:
-        await cascade.run(RecommendRequest("ann"))
+        await cascade.run(RecommendRequest("u1"))
     assert signals == [1]
 
 
@@ -171,7 +171,7 @@ async def test_the_signal_is_out_even_before_a_retrieval_that_never_waits(store:
 async def test_a_signal_that_fails_changes_nothing_but_the_decision(store: LmdbStore, error: RelayError) -> None:
     ranks = ranking(signal_error=error, rank_s=0.01)
     async with pipeline(store, ranks) as cascade:
-        answer = await cascade.run(RecommendRequest("ann"))
+        answer = await cascade.run(RecommendRequest("u1"))
     assert (answer.decision, answer.signalled, answer.instance) == (Decision.UNAVAILABLE, None, "fixed")
     assert found(answer) == [40, 30, 20, 10]
     assert answer.stages_ms["total"] == pytest.approx(30)
@@ -182,7 +182,7 @@ async def test_a_signal_that_fails_changes_nothing_but_the_decision(store: LmdbS
 async def test_a_signal_that_fails_by_a_fault_is_logged(store: LmdbStore, caplog: pytest.LogCaptureFixture) -> None:
     async with pipeline(store, ranking(signal_error=OSError("no route"))) as cascade:
         with caplog.at_level(logging.ERROR):
-            answer = await cascade.run(RecommendRequest("ann"))
+            answer = await cascade.run(RecommendRequest("u1"))
     assert answer.decision is Decision.UNAVAILABLE
     assert "no route" in caplog.text
 
@@ -195,7 +195,7 @@ async def test_a_late_signal_costs_the_grace_at_most_and_leaves_nothing(
 ) -> None:
     ranks = ranking(signal_s=signal_s, rank_s=0.01)
     async with pipeline(store, ranks, signal_grace_ms=grace) as cascade:
-        answer = await cascade.run(RecommendRequest("ann"))
+        answer = await cascade.run(RecommendRequest("u1"))
         assert (answer.decision, answer.signalled) == (Decision.UNAVAILABLE, None)
         assert found(answer) == [40, 30, 20, 10]
         assert answer.stages_ms["total"] == pytest.approx(30 + grace)
@@ -209,7 +209,7 @@ async def test_a_late_signal_costs_the_grace_at_most_and_leaves_nothing(
 async def test_a_reply_within_the_grace_is_waited_for_and_no_longer(store: LmdbStore) -> None:
     ranks = ranking(signal_s=0.0215)
     async with pipeline(store, ranks) as cascade:
-        answer = await cascade.run(RecommendRequest("ann"))
+        answer = await cascade.run(RecommendRequest("u1"))
     assert (answer.decision, ranks.ranks[0].slot) == (Decision.ADMIT, "fixed")
     assert answer.stages_ms["total"] == pytest.approx(21.5)
 
@@ -219,7 +219,7 @@ async def test_a_reply_within_the_grace_is_waited_for_and_no_longer(store: LmdbS
 async def test_the_slot_of_a_refusal_is_followed_too(store: LmdbStore, decision: Decision) -> None:
     ranks = ranking(decision=decision, slot="b")
     async with pipeline(store, ranks) as cascade:
-        answer = await cascade.run(RecommendRequest("ann"))
+        answer = await cascade.run(RecommendRequest("u1"))
     assert (answer.decision, ranks.ranks[0].slot) == (decision, "b")
 
 
@@ -243,8 +243,8 @@ class Always:
 async def test_only_what_the_trigger_admits_is_signalled(store: LmdbStore, decision: Decision) -> None:
     ranks, trigger = ranking(), Always(decision)
     async with pipeline(store, ranks, trigger=trigger, candidates=64) as cascade:
-        answer = await cascade.run(RecommendRequest("ann", context=np.array([1])))
-    assert trigger.asked == [("ann", Shape(history=300, context=1, candidates=64))]
+        answer = await cascade.run(RecommendRequest("u1", context=np.array([1])))
+    assert trigger.asked == [("u1", Shape(history=300, context=1, candidates=64))]
     assert len(ranks.signals) == (decision is Decision.ADMIT)
     assert answer.decision is decision
     assert found(answer) == [40, 30, 20, 10]
@@ -273,10 +273,10 @@ async def test_a_context_alone_is_worth_a_signal(store: LmdbStore) -> None:
 @in_virtual_time
 async def test_the_window_of_a_long_history_is_ranked_on(store: LmdbStore) -> None:
     long = numbered(1000)
-    store.append("bob", long.items, long.actions, long.timestamps)
+    store.append("u2", long.items, long.actions, long.timestamps)
     ranks, window = ranking(), SteppedWindow(cap=500, step=128)
     async with pipeline(store, ranks, window=window) as cascade:
-        await cascade.run(RecommendRequest("bob"))
+        await cascade.run(RecommendRequest("u2"))
     ranked = ranks.ranks[0].history
     assert ranked == window.apply(long)
     assert ranked.start == window.apply(long).start == 512
@@ -290,10 +290,10 @@ async def test_a_history_replaced_by_a_shorter_one_meanwhile_is_read_as_it_is(tm
             return super().length(user) + 5000
 
     with Stale(tmp_path / "stale") as store:
-        store.append("ann", SEEN.items, SEEN.actions, SEEN.timestamps)
+        store.append("u1", SEEN.items, SEEN.actions, SEEN.timestamps)
         ranks = ranking()
         async with pipeline(store, ranks, window=SteppedWindow(cap=1024, step=128)) as cascade:
-            await cascade.run(RecommendRequest("ann"))
+            await cascade.run(RecommendRequest("u1"))
     assert ranks.ranks[0].history == SEEN
     assert ranks.ranks[0].history.start == 0
 
@@ -302,18 +302,18 @@ async def test_a_history_replaced_by_a_shorter_one_meanwhile_is_read_as_it_is(tm
 async def test_behaviours_appended_since_are_seen_by_the_next_request(store: LmdbStore) -> None:
     ranks = ranking()
     async with pipeline(store, ranks) as cascade:
-        await cascade.run(RecommendRequest("ann"))
-        store.append("ann", [30], [0], [10**6])
-        answer = await cascade.run(RecommendRequest("ann"))
+        await cascade.run(RecommendRequest("u1"))
+        store.append("u1", [30], [0], [10**6])
+        answer = await cascade.run(RecommendRequest("u1"))
     assert (found(answer), answer.used) == ([40, 20, 10], 301)
 
 
 @in_virtual_time
 async def test_a_user_who_has_seen_everything_gets_an_empty_answer_at_once(store: LmdbStore) -> None:
-    store.append("ann", ITEMS, [0] * 4, [10**6] * 4)
+    store.append("u1", ITEMS, [0] * 4, [10**6] * 4)
     ranks = ranking(signal_s=math.inf)
     async with pipeline(store, ranks) as cascade:
-        answer = await cascade.run(RecommendRequest("ann"))
+        answer = await cascade.run(RecommendRequest("u1"))
     assert (answer.items, answer.path, answer.instance, answer.epoch, ranks.ranks) == ((), None, None, None, [])
     assert answer.stages_ms["total"] == pytest.approx(20)
 
@@ -322,7 +322,7 @@ async def test_a_user_who_has_seen_everything_gets_an_empty_answer_at_once(store
 async def test_as_many_are_retrieved_and_ranked_as_configured(store: LmdbStore) -> None:
     ranks, retrieval = ranking(), FixedRetrieval(range(10**6, 10**6 + 50))
     async with pipeline(store, ranks, retrieval=retrieval, retrieve=30, candidates=7) as cascade:
-        answer = await cascade.run(RecommendRequest("ann", 20))
+        answer = await cascade.run(RecommendRequest("u1", 20))
     assert retrieval.requests[0].k == 30
     assert len(ranks.ranks[0].candidates) == len(answer.items) == 7
 
@@ -332,7 +332,7 @@ async def test_features_are_of_the_wall_time_at_arrival(store: LmdbStore) -> Non
     ranks, times = ranking(), iter([6 * 3600.0])
     features = FeaturePreProcessing(request_features=2, candidate_features=2)
     async with pipeline(store, ranks, pre_processing=features, wall_time=lambda: next(times)) as cascade:
-        await cascade.run(RecommendRequest("ann"))
+        await cascade.run(RecommendRequest("u1"))
     assert ranks.ranks[0].request == pytest.approx([1, 0], abs=1e-6)
     assert ranks.ranks[0].candidates.features is not None
     assert ranks.ranks[0].candidates.features[:, 1] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
@@ -359,7 +359,7 @@ def test_the_best_by_the_first_task_come_first_and_equal_ones_keep_their_order(
         ranks = Scored(clock())
         ranks.given = [[float(first), float(second % 7)] for first, second in scores]
         async with pipeline(store, ranks, retrieval=FixedRetrieval(items)) as cascade:
-            return await cascade.run(RecommendRequest("ann", k))
+            return await cascade.run(RecommendRequest("u1", k))
 
     answer = run_virtual(main())
     places = sorted(range(len(scores)), key=lambda place: (-scores[place][0], place))[:k]
@@ -372,7 +372,7 @@ async def test_scores_for_other_candidates_are_no_answer(store: LmdbStore) -> No
     ranks.given = [[1.0]]
     async with pipeline(store, ranks) as cascade:
         with pytest.raises(Unavailable, match="1 scores for 4 candidates"):
-            await cascade.run(RecommendRequest("ann"))
+            await cascade.run(RecommendRequest("u1"))
 
 
 # ---- errors and deadlines
@@ -383,7 +383,7 @@ async def test_scores_for_other_candidates_are_no_answer(store: LmdbStore) -> No
 async def test_errors_of_ranking_surface_as_they_are(store: LmdbStore, error: RelayError) -> None:
     async with pipeline(store, ranking(rank_error=error)) as cascade:
         with pytest.raises(type(error)) as raised:
-            await cascade.run(RecommendRequest("ann"))
+            await cascade.run(RecommendRequest("u1"))
         assert raised.value is error
         await nothing_is_left()
 
@@ -398,7 +398,7 @@ async def test_errors_of_retrieval_surface_and_end_the_signal(store: LmdbStore, 
     ranks = ranking(signal_s=math.inf)
     async with pipeline(store, ranks, retrieval=Down()) as cascade:
         with pytest.raises(type(error)) as raised:
-            await cascade.run(RecommendRequest("ann"))
+            await cascade.run(RecommendRequest("u1"))
         assert raised.value is error
         await nothing_is_left()
         assert (len(ranks.signals), ranks.under_way) == (1, 0)
@@ -424,7 +424,7 @@ async def test_a_deadline_that_passes_in_a_stage_ends_the_request_there(
     ranks = ranking(rank_s=slow.pop("rank_s", 0.0), signal_s=signal_s)
     async with pipeline(store, ranks, **slow) as cascade:
         with pytest.raises(DeadlineExceeded, match=said):
-            await cascade.run(RecommendRequest("ann"))
+            await cascade.run(RecommendRequest("u1"))
         assert now_ms() == pytest.approx(at_ms)
         await nothing_is_left()
         assert ranks.under_way == 0
@@ -437,7 +437,7 @@ async def test_a_rank_has_its_budget_or_what_the_pipeline_leaves(
 ) -> None:
     ranks, retrieval = ranking(), FixedRetrieval(ITEMS, after_s=before_ms / 1e3)
     async with pipeline(store, ranks, retrieval=retrieval) as cascade:
-        await cascade.run(RecommendRequest("ann"))
+        await cascade.run(RecommendRequest("u1"))
     assert ranks.ranks[0].deadline * 1e3 == pytest.approx(deadline_ms)
 
 
@@ -456,7 +456,7 @@ async def test_a_bad_user_is_refused_by_name(store: LmdbStore) -> None:
 async def test_a_request_cancelled_anywhere_leaves_nothing(store: LmdbStore, at_ms: float) -> None:
     ranks = ranking(signal_s=math.inf, rank_s=0.01)
     cascade = pipeline(store, ranks, read_s=0.001, pre_processing=SlowPreProcessing(0.003), signal_grace_ms=3)
-    request = asyncio.create_task(cascade.run(RecommendRequest("ann")))
+    request = asyncio.create_task(cascade.run(RecommendRequest("u1")))
     await asyncio.sleep(at_ms / 1e3)
     request.cancel()
     await asyncio.wait((request,))
@@ -469,13 +469,13 @@ async def test_a_request_cancelled_anywhere_leaves_nothing(store: LmdbStore, at_
 async def test_closing_ends_signals_and_refuses_requests_but_not_those_under_way(store: LmdbStore) -> None:
     ranks = ranking(signal_s=math.inf)
     cascade = pipeline(store, ranks)
-    request = asyncio.create_task(cascade.run(RecommendRequest("ann")))
+    request = asyncio.create_task(cascade.run(RecommendRequest("u1")))
     await asyncio.sleep(0.01)
     await cascade.aclose()
     assert ranks.under_way == 0
     await cascade.aclose()
     with pytest.raises(Unavailable, match="closed"):
-        await cascade.run(RecommendRequest("ann"))
+        await cascade.run(RecommendRequest("u1"))
     answer = await request
     assert (answer.decision, found(answer)) == (Decision.UNAVAILABLE, [40, 30, 20, 10])
 
@@ -520,7 +520,7 @@ def test_whatever_takes_how_long_answers_are_right_and_in_time(
             signal_grace_ms=grace,
         ) as cascade:
             try:
-                answer = await cascade.run(RecommendRequest("ann"))
+                answer = await cascade.run(RecommendRequest("u1"))
             except DeadlineExceeded:
                 before = times.read + times.retrieval + times.pre_processing
                 assert before + grace + times.rank >= 100 or grace + times.rank >= 40
@@ -570,5 +570,5 @@ def test_budgets_that_cannot_be_are_refused_by_name(field: str, settings: dict[s
 )
 def test_requests_that_cannot_be_are_refused_by_name(field: str, settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as refused:
-        RecommendRequest("ann", **settings)
+        RecommendRequest("u1", **settings)
     assert refused.value.field == field

@@ -39,7 +39,7 @@ def history_of(*items: int) -> History:
 
 
 def find(retrieval: FaissRetrieval, history: History, k: int = 10) -> Retrieved:
-    return asyncio.run(retrieval.run(RetrievalRequest("ann", history, k)))
+    return asyncio.run(retrieval.run(RetrievalRequest("u1", history, k)))
 
 
 def mean_of(history: History, catalogue: Catalogue, recent: int, half_life: float) -> Any:
@@ -170,7 +170,7 @@ def answering(
 async def ask(handler: Handler, history: History, k: int = 3, **settings: Any) -> Retrieved:
     url = "http://me:secret@items.example/near"
     async with HttpRetrieval(url, 0.05, transport=httpx.MockTransport(handler), **settings) as retrieval:
-        return await retrieval.run(RetrievalRequest("ann", history, k))
+        return await retrieval.run(RetrievalRequest("u1", history, k))
 
 
 @in_virtual_time
@@ -183,7 +183,7 @@ async def test_the_service_is_sent_the_newest_items_first_and_its_first_k_are_us
         return httpx.Response(200, json={"items": [9, 8, 7, 6], "more": True})
 
     got = await ask(handle, history_of(1, 2, 3), recent=2)
-    assert asked == [{"user": "ann", "items": [3, 2], "k": 3}]
+    assert asked == [{"user": "u1", "items": [3, 2], "k": 3}]
     assert got.items.tolist() == [9, 8, 7]
     assert got.items.dtype == np.int64
     assert got.similarities is None
@@ -257,7 +257,7 @@ def test_a_service_that_is_down_is_unavailable() -> None:
         async def main() -> None:
             async with HttpRetrieval(f"http://127.0.0.1:{port}/", 10.0) as retrieval:
                 with pytest.raises(Unavailable, match="cannot be reached"):
-                    await retrieval.run(RetrievalRequest("ann", numbered(3), 5))
+                    await retrieval.run(RetrievalRequest("u1", numbered(3), 5))
 
         asyncio.run(main())
 
@@ -274,7 +274,7 @@ def test_a_service_on_a_real_socket_answers() -> None:
         async with server:
             port = server.sockets[0].getsockname()[1]
             async with HttpRetrieval(f"http://127.0.0.1:{port}/", 10.0) as retrieval:
-                got = await retrieval.run(RetrievalRequest("ann", numbered(3), 5))
+                got = await retrieval.run(RetrievalRequest("u1", numbered(3), 5))
                 assert got.items.tolist() == [4, 2]
 
     asyncio.run(main())
@@ -286,7 +286,7 @@ async def test_a_closed_retrieval_asks_no_more() -> None:
     await retrieval.aclose()
     await retrieval.aclose()
     with pytest.raises(Unavailable, match="closed"):
-        await retrieval.run(RetrievalRequest("ann", numbered(3), 5))
+        await retrieval.run(RetrievalRequest("u1", numbered(3), 5))
 
 
 @pytest.mark.parametrize(
@@ -312,6 +312,6 @@ def test_a_service_that_cannot_be_is_refused(field: str, settings: dict[str, Any
 @in_virtual_time
 async def test_a_fixed_retrieval_answers_the_same_after_its_time() -> None:
     retrieval = FixedRetrieval([3, 1, 2], after_s=0.25)
-    assert (await retrieval.run(RetrievalRequest("ann", numbered(3), 2))).items.tolist() == [3, 1]
+    assert (await retrieval.run(RetrievalRequest("u1", numbered(3), 2))).items.tolist() == [3, 1]
     assert asyncio.get_running_loop().time() == 0.25
-    assert [request.user for request in retrieval.requests] == ["ann"]
+    assert [request.user for request in retrieval.requests] == ["u1"]

@@ -16,10 +16,10 @@ from relaygr.history import PAGE
 async def test_a_rank_in_time_is_answered_and_a_late_one_ends_at_its_deadline() -> None:
     async with opened() as bench:
         needs = COSTS.step + 300 * COSTS.token + 3 * COSTS.candidate
-        assert (await bench.rank("ann", numbered(300), within=needs + 1e-6)).path is Path.FULL
+        assert (await bench.rank("u1", numbered(300), within=needs + 1e-6)).path is Path.FULL
         began = bench.now
         with pytest.raises(DeadlineExceeded):
-            await bench.rank("bob", numbered(300), within=needs - 1e-6)
+            await bench.rank("u2", numbered(300), within=needs - 1e-6)
         assert bench.now == pytest.approx(began + needs - 1e-6)
 
 
@@ -28,7 +28,7 @@ async def test_what_a_late_rank_began_is_given_up() -> None:
     async with opened(step_ms=1.0) as bench:
         before = bench.state()
         with pytest.raises(DeadlineExceeded):
-            await bench.rank("ann", numbered(300), within=1e-3)
+            await bench.rank("u1", numbered(300), within=1e-3)
         await bench.settle()
         assert bench.device.appended == PAGE
         assert bench.state() == before
@@ -37,10 +37,10 @@ async def test_what_a_late_rank_began_is_given_up() -> None:
 @in_virtual_time
 async def test_what_a_late_rank_began_goes_on_for_others_who_want_it() -> None:
     async with opened(step_ms=1.0) as bench:
-        waits = asyncio.create_task(bench.rank("ann", numbered(300)))
+        waits = asyncio.create_task(bench.rank("u1", numbered(300)))
         await asyncio.sleep(0)
         with pytest.raises(DeadlineExceeded):
-            await bench.rank("ann", numbered(300), within=1e-3)
+            await bench.rank("u1", numbered(300), within=1e-3)
         assert (await waits).path is Path.FULL
         assert bench.device.appended == 300
 
@@ -65,10 +65,10 @@ async def test_an_unfinished_pre_infer_says_so_at_its_deadline_and_goes_on_for_i
     async with opened(step_ms=1.0, pre_infer_share=1.0) as bench:
         bench.device.hangs_s = lambda work: 0.01 if len(bench.device.launched) == 1 else 0.0
         began = bench.now
-        assert await bench.pre_infer("ann", numbered(300), within=0.005) is PreInferOutcome.FAILED
+        assert await bench.pre_infer("u1", numbered(300), within=0.005) is PreInferOutcome.FAILED
         assert bench.now == pytest.approx(began + 0.005)
         assert (bench.engine.status().leases, bench.engine.status().builds_under_way) == (1, 1)
-        assert (await bench.rank("ann", numbered(300))).path is Path.WAITED
+        assert (await bench.rank("u1", numbered(300))).path is Path.WAITED
         assert bench.device.appended == 300
 
 
@@ -76,9 +76,9 @@ async def test_an_unfinished_pre_infer_says_so_at_its_deadline_and_goes_on_for_i
 async def test_an_unfinished_pre_infer_is_finished_for_a_rank_that_comes_later() -> None:
     async with opened(step_ms=1.0) as bench:
         bench.device.hangs_s = lambda work: 0.01 if len(bench.device.launched) == 1 else 0.0
-        assert await bench.pre_infer("ann", numbered(300), within=0.005) is PreInferOutcome.FAILED
+        assert await bench.pre_infer("u1", numbered(300), within=0.005) is PreInferOutcome.FAILED
         await bench.settle()
-        assert (await bench.rank("ann", numbered(300))).path is Path.RESIDENT
+        assert (await bench.rank("u1", numbered(300))).path is Path.RESIDENT
         assert bench.device.appended == 300
 
 
@@ -87,7 +87,7 @@ async def test_a_pre_infer_whose_lease_ended_is_given_up() -> None:
     async with opened(step_ms=1.0, lease_s=0.004) as bench:
         before = bench.state()
         bench.device.hangs_s = lambda work: 0.01 if len(bench.device.launched) == 1 else 0.0
-        assert await bench.pre_infer("ann", numbered(300), within=0.1) is PreInferOutcome.FAILED
+        assert await bench.pre_infer("u1", numbered(300), within=0.1) is PreInferOutcome.FAILED
         await bench.settle()
         assert bench.device.appended == PAGE
         assert bench.state() == before
@@ -100,7 +100,7 @@ async def test_a_rank_short_of_time_is_cut_to_the_newest_behaviours_that_fit(
     context: "np.ndarray[tuple[int], np.dtype[np.int64]] | None", depth: int
 ) -> None:
     async with opened(on_miss="truncate", device=WatchedDevice(depth=depth)) as bench:
-        ranked = await bench.rank("ann", numbered(300), context=context, within=2e-3)
+        ranked = await bench.rank("u1", numbered(300), context=context, within=2e-3)
         assert ranked.path is Path.TRUNCATED
         assert 120 < ranked.used < 190
         assert bench.device.appended == ranked.used + (0 if context is None else len(context))
@@ -109,35 +109,35 @@ async def test_a_rank_short_of_time_is_cut_to_the_newest_behaviours_that_fit(
 @in_virtual_time
 async def test_more_time_ranks_on_more_of_the_history() -> None:
     async with opened(on_miss="truncate", max_history=400) as bench:
-        used = [(await bench.rank("ann", numbered(400), within=within * 1e-3)).used for within in range(1, 5)]
+        used = [(await bench.rank("u1", numbered(400), within=within * 1e-3)).used for within in range(1, 5)]
         assert used == sorted(used)
         assert used[0] >= 10
         assert used[-1] < 400
-        assert (await bench.rank("ann", numbered(400), within=6e-3)).path is Path.FULL
+        assert (await bench.rank("u1", numbered(400), within=6e-3)).path is Path.FULL
 
 
 @in_virtual_time
 async def test_a_cut_prefix_is_not_kept() -> None:
     async with opened(on_miss="truncate") as bench:
         before = bench.state()
-        await bench.rank("ann", numbered(300), within=2e-3)
+        await bench.rank("u1", numbered(300), within=2e-3)
         assert bench.state() == before
-        assert (await bench.rank("ann", numbered(300))).path is Path.FULL
+        assert (await bench.rank("u1", numbered(300))).path is Path.FULL
 
 
 @in_virtual_time
 async def test_what_is_resident_is_not_cut() -> None:
     async with opened(on_miss="truncate") as bench:
-        await bench.pre_infer("ann", numbered(300))
-        assert (await bench.rank("ann", numbered(300), within=3e-4)).path is Path.RESIDENT
+        await bench.pre_infer("u1", numbered(300))
+        assert (await bench.rank("u1", numbered(300), within=3e-4)).path is Path.RESIDENT
 
 
 @in_virtual_time
 async def test_what_is_nearly_there_is_waited_for_and_not_cut() -> None:
     async with opened(on_miss="truncate") as bench:
-        pre_infer = asyncio.create_task(bench.pre_infer("ann", numbered(300)))
+        pre_infer = asyncio.create_task(bench.pre_infer("u1", numbered(300)))
         await asyncio.sleep(2e-3)
-        assert (await bench.rank("ann", numbered(300), within=4e-3)).path is Path.WAITED
+        assert (await bench.rank("u1", numbered(300), within=4e-3)).path is Path.WAITED
         await pre_infer
 
 
@@ -145,11 +145,11 @@ async def test_what_is_nearly_there_is_waited_for_and_not_cut() -> None:
 async def test_a_rank_stops_waiting_for_what_turns_out_late() -> None:
     """The prefix should have been there in time; three quarters of the time have passed, and it is not."""
     async with opened(on_miss="truncate", host=20) as bench:
-        await bench.rank("ann", numbered(300))
-        await bench.push_out("ann")
+        await bench.rank("u1", numbered(300))
+        await bench.push_out("u1")
         bench.device.hangs_s = lambda work: 0.0 if hasattr(work, "served") else 1.0
         began = bench.now
-        ranked = await bench.rank("ann", numbered(300), within=0.1)
+        ranked = await bench.rank("u1", numbered(300), within=0.1)
         assert ranked.path is Path.TRUNCATED
         assert bench.now - began == pytest.approx(0.075, abs=0.01)
 

@@ -50,32 +50,32 @@ def writing(work: Step | PageCopy) -> bool:
 async def test_a_failing_compute_is_done_again(count: int, step_ms: float, depth: int) -> None:
     async with opened(device=WatchedDevice(depth=depth), step_ms=step_ms) as bench:
         bench.device.fails = first(count, appending)
-        ranked = await asyncio.gather(*(bench.rank("ann", numbered(300)) for _ in range(3)))
+        ranked = await asyncio.gather(*(bench.rank("u1", numbered(300)) for _ in range(3)))
         assert sorted(answer.path for answer in ranked) == [Path.FULL, Path.WAITED, Path.WAITED]
         assert bench.engine.status().faults == {"step": count}
-        assert (await bench.rank("ann", numbered(300))).path is Path.RESIDENT
+        assert (await bench.rank("u1", numbered(300))).path is Path.RESIDENT
 
 
 @in_virtual_time
 async def test_a_failing_extension_leaves_its_base_unharmed() -> None:
     async with opened() as bench:
-        await bench.rank("ann", numbered(300))
+        await bench.rank("u1", numbered(300))
         bench.device.fails = first(1, appending)
-        assert (await bench.rank("ann", numbered(350))).path is Path.EXTENDED
+        assert (await bench.rank("u1", numbered(350))).path is Path.EXTENDED
         assert bench.device.appended == 300 + 50 + 50
         bench.device.fails = lambda work: True
         with pytest.raises(Unavailable):
-            await bench.rank("ann", numbered(370))
+            await bench.rank("u1", numbered(370))
         bench.device.fails = lambda work: False
-        assert (await bench.rank("ann", numbered(350))).path is Path.RESIDENT
+        assert (await bench.rank("u1", numbered(350))).path is Path.RESIDENT
 
 
 @in_virtual_time
 async def test_a_failing_score_is_done_again_on_what_is_resident() -> None:
     async with opened() as bench:
-        await bench.pre_infer("ann", numbered(300))
+        await bench.pre_infer("u1", numbered(300))
         bench.device.fails = first(1, scoring)
-        assert (await bench.rank("ann", numbered(300))).path is Path.RESIDENT
+        assert (await bench.rank("u1", numbered(300))).path is Path.RESIDENT
         assert bench.device.appended == 300
 
 
@@ -84,18 +84,18 @@ async def test_a_failing_pre_infer_says_so_and_its_rank_computes() -> None:
     async with opened() as bench:
         before = bench.state()
         bench.device.fails = first(1, appending)
-        assert await bench.pre_infer("ann", numbered(300)) is PreInferOutcome.FAILED
+        assert await bench.pre_infer("u1", numbered(300)) is PreInferOutcome.FAILED
         assert bench.state() == before
-        assert (await bench.rank("ann", numbered(300))).path is Path.FULL
+        assert (await bench.rank("u1", numbered(300))).path is Path.FULL
 
 
 @in_virtual_time
 async def test_a_rank_survives_the_pre_infer_it_waited_for() -> None:
     async with opened(step_ms=1.0) as bench:
         bench.device.fails = first(1, lambda work: appending(work) and len(bench.device.launched) == 2)
-        pre_infer = asyncio.create_task(bench.pre_infer("ann", numbered(300)))
+        pre_infer = asyncio.create_task(bench.pre_infer("u1", numbered(300)))
         await asyncio.sleep(1e-3)
-        ranked = await asyncio.gather(bench.rank("ann", numbered(300)), bench.rank("ann", numbered(310)))
+        ranked = await asyncio.gather(bench.rank("u1", numbered(300)), bench.rank("u1", numbered(310)))
         assert [answer.path for answer in ranked] == [Path.FULL, Path.EXTENDED]
         assert await pre_infer is PreInferOutcome.FAILED
 
@@ -104,10 +104,10 @@ async def test_a_rank_survives_the_pre_infer_it_waited_for() -> None:
 @in_virtual_time
 async def test_a_failing_reload_becomes_a_computation(length: int) -> None:
     async with opened(host=20) as bench:
-        await bench.rank("ann", numbered(300))
-        await bench.push_out("ann")
+        await bench.rank("u1", numbered(300))
+        await bench.push_out("u1")
         bench.device.fails = first(1, reloading)
-        ranked = await bench.rank("ann", numbered(length))
+        ranked = await bench.rank("u1", numbered(length))
         assert (ranked.path, bench.device.appended, bench.device.reloads) == (Path.FULL, length, 1)
         assert bench.engine.status().faults == {"copy IN": 1}
 
@@ -116,23 +116,23 @@ async def test_a_failing_reload_becomes_a_computation(length: int) -> None:
 async def test_a_failing_write_keeps_nothing_and_hurts_nobody() -> None:
     async with opened(host=20) as bench:
         bench.device.fails = first(1, writing)
-        await bench.rank("ann", numbered(300))
+        await bench.rank("u1", numbered(300))
         await bench.settle()
         status = bench.engine.status()
         assert (status.host_prefixes, status.host_pages_free, status.faults) == (0, 20, {"copy OUT": 1})
-        await bench.push_out("ann")
-        assert (await bench.rank("ann", numbered(300))).path is Path.FULL
+        await bench.push_out("u1")
+        assert (await bench.rank("u1", numbered(300))).path is Path.FULL
 
 
 @in_virtual_time
 async def test_a_failing_write_leaves_the_older_copy_as_it_was() -> None:
     async with opened(host=20) as bench:
-        await bench.rank("ann", numbered(300))
+        await bench.rank("u1", numbered(300))
         await bench.settle()
         bench.device.fails = first(1, writing)
-        await bench.rank("ann", numbered(400))
-        await bench.push_out("ann")
-        ranked = await bench.rank("ann", numbered(400))
+        await bench.rank("u1", numbered(400))
+        await bench.push_out("u1")
+        ranked = await bench.rank("u1", numbered(400))
         assert (ranked.path, bench.device.appended) == (Path.EXTENDED, 100)
 
 
@@ -150,11 +150,11 @@ async def test_a_device_that_always_fails_makes_the_engine_unavailable(within: f
 
         bench.device.fails = fails
         with pytest.raises(Unavailable, match="failed"):
-            await bench.rank("ann", numbered(300), within=within)
+            await bench.rank("u1", numbered(300), within=within)
         assert bench.now < 5.0
         assert bench.state() == before
         bench.device.fails = lambda work: False
-        assert (await bench.rank("ann", numbered(300))).path is Path.FULL
+        assert (await bench.rank("u1", numbered(300))).path is Path.FULL
 
 
 @in_virtual_time
@@ -164,7 +164,7 @@ async def test_a_device_that_fails_slowly_ends_the_call_at_its_deadline() -> Non
         bench.device.hangs_s = lambda work: 0.3
         began = bench.now
         with pytest.raises(DeadlineExceeded):
-            await bench.rank("ann", numbered(300), within=0.5)
+            await bench.rank("u1", numbered(300), within=0.5)
         assert bench.now == pytest.approx(began + 0.5)
 
 
@@ -175,30 +175,30 @@ async def test_a_device_that_hangs_ends_the_call_at_its_deadline_and_later_calls
         bench.device.hangs_s = lambda work: 5.0
         began = bench.now
         with pytest.raises(DeadlineExceeded):
-            await bench.rank("ann", numbered(300), within=0.1)
+            await bench.rank("u1", numbered(300), within=0.1)
         assert bench.now == pytest.approx(began + 0.1)
         bench.device.hangs_s = lambda work: 0.0
-        assert await bench.pre_infer("bob", numbered(300), within=0.1) is PreInferOutcome.FAILED
+        assert await bench.pre_infer("u2", numbered(300), within=0.1) is PreInferOutcome.FAILED
         assert bench.now == pytest.approx(began + 0.2)
-        assert (await bench.rank("ann", numbered(300))).path is Path.WAITED, "on the step that hung"
-        await bench.engine.evict("ann")
-        await bench.engine.evict("bob")
+        assert (await bench.rank("u1", numbered(300))).path is Path.WAITED, "on the step that hung"
+        await bench.engine.evict("u1")
+        await bench.engine.evict("u2")
         assert bench.state() == before
 
 
 @in_virtual_time
 async def test_a_reload_that_hangs_ends_the_call_at_its_deadline_and_later_calls_recover() -> None:
     async with opened(host=20) as bench:
-        await bench.rank("ann", numbered(300))
-        await bench.push_out("ann")
+        await bench.rank("u1", numbered(300))
+        await bench.push_out("u1")
         bench.device.hangs_s = lambda work: 5.0 if reloading(work) else 0.0
         began = bench.now
         with pytest.raises(DeadlineExceeded):
-            await bench.rank("ann", numbered(300), within=0.1)
+            await bench.rank("u1", numbered(300), within=0.1)
         assert bench.now == pytest.approx(began + 0.1)
-        assert (await bench.rank("bob", numbered(300))).path is Path.FULL
+        assert (await bench.rank("u2", numbered(300))).path is Path.FULL
         await bench.settle()
-        assert (await bench.rank("ann", numbered(310))).path is Path.EXTENDED
+        assert (await bench.rank("u1", numbered(310))).path is Path.EXTENDED
 
 
 @in_virtual_time
@@ -215,11 +215,11 @@ Scenario = Callable[[Bench], Coroutine[Any, Any, object]]
 
 
 async def full(bench: Bench) -> object:
-    return await bench.rank("ann", numbered(300))
+    return await bench.rank("u1", numbered(300))
 
 
 async def extended(bench: Bench) -> object:
-    return await bench.rank("bob", numbered(350))
+    return await bench.rank("u2", numbered(350))
 
 
 async def reloaded(bench: Bench) -> object:
@@ -231,16 +231,16 @@ async def reloaded_and_extended(bench: Bench) -> object:
 
 
 async def computed_ahead(bench: Bench) -> object:
-    return await bench.pre_infer("ann", numbered(300))
+    return await bench.pre_infer("u1", numbered(300))
 
 
 async def extended_ahead(bench: Bench) -> object:
-    return await bench.pre_infer("bob", numbered(350))
+    return await bench.pre_infer("u2", numbered(350))
 
 
 async def late(bench: Bench) -> object:
     with contextlib.suppress(DeadlineExceeded):
-        return await bench.rank("ann", numbered(300), within=2e-3)
+        return await bench.rank("u1", numbered(300), within=2e-3)
     return None
 
 
@@ -257,9 +257,9 @@ async def test_a_call_cancelled_at_any_time_leaves_nothing_behind(scenario: Scen
             await bench.rank("cat", numbered(300))
         for after in range(0, 48, 3):
             await bench.push_out("cat")
-            await bench.engine.evict("ann")
-            await bench.engine.evict("bob")
-            await bench.rank("bob", numbered(300))
+            await bench.engine.evict("u1")
+            await bench.engine.evict("u2")
+            await bench.rank("u2", numbered(300))
             other = asyncio.create_task(beside(bench)) if beside else None
             task = asyncio.create_task(scenario(bench))
             await asyncio.sleep(0)
@@ -272,14 +272,14 @@ async def test_a_call_cancelled_at_any_time_leaves_nothing_behind(scenario: Scen
             await bench.settle()
             state = bench.state()
             assert (state["leases"], state["ranks_under_way"], state["device_pages_pinned"]) == (0, 0, 0)
-            assert (await bench.rank("ann", numbered(300))).used == 300
+            assert (await bench.rank("u1", numbered(300))).used == 300
 
 
 @in_virtual_time
 async def test_nothing_is_logged_as_lost_when_calls_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         async with opened() as bench:
-            tasks = [asyncio.create_task(bench.rank("ann", numbered(300))) for _ in range(3)]
+            tasks = [asyncio.create_task(bench.rank("u1", numbered(300))) for _ in range(3)]
             await asyncio.sleep(1e-4)
         assert all(isinstance(e, Unavailable) for e in await asyncio.gather(*tasks, return_exceptions=True))
     assert not caplog.records

@@ -15,7 +15,7 @@ from relaygr.engine.simulated import SimulatedModel
 async def test_ten_ranks_at_once_compute_once(depth: int) -> None:
     async with opened() as bench:
         bench.device.depth = depth
-        ranked = await asyncio.gather(*(bench.rank("ann", numbered(300)) for _ in range(10)))
+        ranked = await asyncio.gather(*(bench.rank("u1", numbered(300)) for _ in range(10)))
         assert [answer.path for answer in ranked] == [Path.FULL] + [Path.WAITED] * 9
         assert bench.device.appended == 300
 
@@ -23,8 +23,8 @@ async def test_ten_ranks_at_once_compute_once(depth: int) -> None:
 @in_virtual_time
 async def test_ten_ranks_at_once_extend_once() -> None:
     async with opened() as bench:
-        await bench.rank("ann", numbered(300))
-        ranked = await asyncio.gather(*(bench.rank("ann", numbered(310)) for _ in range(10)))
+        await bench.rank("u1", numbered(300))
+        ranked = await asyncio.gather(*(bench.rank("u1", numbered(310)) for _ in range(10)))
         assert [answer.path for answer in ranked] == [Path.EXTENDED] + [Path.WAITED] * 9
         assert bench.device.appended == 310
 
@@ -32,9 +32,9 @@ async def test_ten_ranks_at_once_extend_once() -> None:
 @in_virtual_time
 async def test_ten_ranks_at_once_reload_once() -> None:
     async with opened(spare=2, host=20) as bench:
-        await bench.rank("ann", numbered(300))
-        await bench.push_out("ann")
-        ranked = await asyncio.gather(*(bench.rank("ann", numbered(300)) for _ in range(10)))
+        await bench.rank("u1", numbered(300))
+        await bench.push_out("u1")
+        ranked = await asyncio.gather(*(bench.rank("u1", numbered(300)) for _ in range(10)))
         assert [answer.path for answer in ranked] == [Path.RELOADED] + [Path.WAITED] * 9
         assert (bench.device.appended, bench.device.reloads) == (0, 1)
 
@@ -44,12 +44,12 @@ async def test_ten_ranks_at_once_reload_once() -> None:
 async def test_one_reload_though_the_device_is_busy(within: float | None) -> None:
     """Waiting for a copy under way does not mean waiting for the device."""
     async with opened(spare=16, host=20, step_ms=1.0) as bench:
-        await bench.rank("ann", numbered(300))
+        await bench.rank("u1", numbered(300))
         await bench.settle()
-        await bench.push_out("ann")
+        await bench.push_out("u1")
         busy = [asyncio.create_task(bench.rank(f"busy {k}", numbered(300, salt=k), within=0.1)) for k in range(1, 4)]
         await asyncio.sleep(1e-4)
-        ranked = await asyncio.gather(*(bench.rank("ann", numbered(300), within=within) for _ in range(5)))
+        ranked = await asyncio.gather(*(bench.rank("u1", numbered(300), within=within) for _ in range(5)))
         assert [answer.path for answer in ranked] == [Path.RELOADED] + [Path.WAITED] * 4
         assert bench.device.reloads == 1
         await asyncio.gather(*busy)
@@ -58,7 +58,7 @@ async def test_one_reload_though_the_device_is_busy(within: float | None) -> Non
 @in_virtual_time
 async def test_ranks_and_pre_infers_of_one_prefix_share_one_flight() -> None:
     async with opened() as bench:
-        calls = [bench.pre_infer("ann", numbered(300)) if k % 2 else bench.rank("ann", numbered(300)) for k in range(8)]
+        calls = [bench.pre_infer("u1", numbered(300)) if k % 2 else bench.rank("u1", numbered(300)) for k in range(8)]
         await asyncio.gather(*calls)
         assert bench.device.appended == 300
         assert bench.engine.status().outcomes == {"JOINED": 4}
@@ -69,7 +69,7 @@ async def test_those_who_come_one_by_one_share_one_flight() -> None:
     async with opened(step_ms=1.0) as bench:
         tasks = []
         for k in range(12):
-            call = bench.rank("ann", numbered(300)) if k % 3 else bench.pre_infer("ann", numbered(300))
+            call = bench.rank("u1", numbered(300)) if k % 3 else bench.pre_infer("u1", numbered(300))
             tasks.append(asyncio.create_task(call))
             await asyncio.sleep(0.4e-3)
         await asyncio.gather(*tasks)
@@ -80,7 +80,7 @@ async def test_those_who_come_one_by_one_share_one_flight() -> None:
 async def test_a_growing_history_in_flight_is_computed_once() -> None:
     """Each waits for the one before and appends what is missing."""
     async with opened() as bench:
-        ranked = await asyncio.gather(*(bench.rank("ann", numbered(300 + 5 * k)) for k in range(5)))
+        ranked = await asyncio.gather(*(bench.rank("u1", numbered(300 + 5 * k)) for k in range(5)))
         assert [answer.used for answer in ranked] == [300, 305, 310, 315, 320]
         assert bench.device.appended == 320
 
@@ -88,16 +88,16 @@ async def test_a_growing_history_in_flight_is_computed_once() -> None:
 @in_virtual_time
 async def test_users_do_not_share_flights_or_prefixes() -> None:
     async with opened() as bench:
-        await asyncio.gather(bench.rank("ann", numbered(100)), bench.rank("bob", numbered(100)))
+        await asyncio.gather(bench.rank("u1", numbered(100)), bench.rank("u2", numbered(100)))
         assert bench.device.appended == 200
 
 
 @in_virtual_time
 async def test_the_one_in_flight_survives_the_one_who_began_it() -> None:
     async with opened(step_ms=1.0) as bench:
-        first = asyncio.create_task(bench.rank("ann", numbered(300)))
+        first = asyncio.create_task(bench.rank("u1", numbered(300)))
         await asyncio.sleep(1e-3)
-        second = asyncio.create_task(bench.rank("ann", numbered(300)))
+        second = asyncio.create_task(bench.rank("u1", numbered(300)))
         await asyncio.sleep(1e-3)
         first.cancel()
         assert (await second).path is Path.WAITED
@@ -107,14 +107,14 @@ async def test_the_one_in_flight_survives_the_one_who_began_it() -> None:
 @in_virtual_time
 async def test_a_rank_hands_its_deadline_to_the_pre_infer_it_waits_for() -> None:
     async with opened(step_ms=1.0) as bench:
-        ann, bob = numbered(300), numbered(300, salt=1)
-        late = asyncio.create_task(bench.pre_infer("ann", ann, within=1.0))
-        sooner = asyncio.create_task(bench.pre_infer("bob", bob, within=0.5))
+        first, second = numbered(300), numbered(300, salt=1)
+        late = asyncio.create_task(bench.pre_infer("u1", first, within=1.0))
+        sooner = asyncio.create_task(bench.pre_infer("u2", second, within=0.5))
         await asyncio.sleep(0.5e-3)
-        assert [row.history == bob for step in bench.device.launched for row in step.appends] == [True]
-        ranked = await bench.rank("ann", ann, within=0.1)
+        assert [row.history == second for step in bench.device.launched for row in step.appends] == [True]
+        ranked = await bench.rank("u1", first, within=0.1)
         assert ranked.path is Path.WAITED
-        order = [row.history == ann for step in bench.device.launched for row in step.appends]
+        order = [row.history == first for step in bench.device.launched for row in step.appends]
         assert order[:4] == [False, True, True, True]
         assert [await late, await sooner] == [PreInferOutcome.COMPUTED, PreInferOutcome.COMPUTED]
 
@@ -122,13 +122,13 @@ async def test_a_rank_hands_its_deadline_to_the_pre_infer_it_waits_for() -> None
 @in_virtual_time
 async def test_a_rank_hands_its_deadline_to_the_shorter_build_it_needs_first() -> None:
     async with opened(step_ms=1.0) as bench:
-        ann, bob = numbered(300), numbered(300, salt=1)
-        late = asyncio.create_task(bench.pre_infer("ann", ann[:290], within=1.0))
-        sooner = asyncio.create_task(bench.pre_infer("bob", bob, within=0.5))
+        first, second = numbered(300), numbered(300, salt=1)
+        late = asyncio.create_task(bench.pre_infer("u1", first[:290], within=1.0))
+        sooner = asyncio.create_task(bench.pre_infer("u2", second, within=0.5))
         await asyncio.sleep(0.5e-3)
-        ranked = await bench.rank("ann", ann, within=0.1)
+        ranked = await bench.rank("u1", first, within=0.1)
         assert ranked.path is Path.EXTENDED
-        order = [row.history == bob for step in bench.device.launched for row in step.appends]
+        order = [row.history == second for step in bench.device.launched for row in step.appends]
         assert order[:5] == [True, False, False, False, False]
         await asyncio.gather(late, sooner)
         assert bench.device.appended == 600
@@ -138,9 +138,9 @@ async def test_a_rank_hands_its_deadline_to_the_shorter_build_it_needs_first() -
 async def test_a_short_rank_does_not_wait_for_a_long_one() -> None:
     """Every append is chunked, and the more urgent goes first."""
     async with opened(step_ms=1.0) as bench:
-        long = asyncio.create_task(bench.rank("ann", numbered(400)))
+        long = asyncio.create_task(bench.rank("u1", numbered(400)))
         await asyncio.sleep(0.1e-3)
-        ranked = await bench.rank("bob", numbered(10), within=0.1)
+        ranked = await bench.rank("u2", numbered(10), within=0.1)
         chunk = COSTS.step + 128 * COSTS.token
         assert ranked.timings.total <= 1e3 * (chunk + COSTS.step + 10 * COSTS.token + 3 * COSTS.candidate)
         assert not long.done()
@@ -150,13 +150,13 @@ async def test_a_short_rank_does_not_wait_for_a_long_one() -> None:
 @in_virtual_time
 async def test_a_rank_short_of_time_waits_for_a_reload_though_the_device_is_busy() -> None:
     async with opened(spare=16, host=20, step_ms=1.0, on_miss="truncate") as bench:
-        await bench.rank("ann", numbered(300))
-        await bench.push_out("ann")
+        await bench.rank("u1", numbered(300))
+        await bench.push_out("u1")
         busy = [asyncio.create_task(bench.rank(f"busy {k}", numbered(300, salt=k), within=0.1)) for k in range(1, 4)]
         await asyncio.sleep(1e-4)
-        first = asyncio.create_task(bench.rank("ann", numbered(300)))
+        first = asyncio.create_task(bench.rank("u1", numbered(300)))
         await asyncio.sleep(0)
-        assert (await bench.rank("ann", numbered(300), within=0.0099)).path is Path.WAITED
+        assert (await bench.rank("u1", numbered(300), within=0.0099)).path is Path.WAITED
         assert (await first).path is Path.RELOADED
         assert [(await task).path for task in busy] == [Path.FULL] * 3
 
@@ -164,9 +164,9 @@ async def test_a_rank_short_of_time_waits_for_a_reload_though_the_device_is_busy
 @in_virtual_time
 async def test_the_one_in_flight_survives_for_one_who_needs_more_than_it() -> None:
     async with opened(step_ms=1.0) as bench:
-        first = asyncio.create_task(bench.rank("ann", numbered(300)))
+        first = asyncio.create_task(bench.rank("u1", numbered(300)))
         await asyncio.sleep(1e-3)
-        second = asyncio.create_task(bench.rank("ann", numbered(310)))
+        second = asyncio.create_task(bench.rank("u1", numbered(310)))
         await asyncio.sleep(1e-3)
         first.cancel()
         assert (await second).path is Path.EXTENDED
@@ -177,13 +177,13 @@ async def test_the_one_in_flight_survives_for_one_who_needs_more_than_it() -> No
 async def test_the_one_in_flight_survives_for_a_rank_that_is_still_to_come() -> None:
     """Two requests are pre-inferred; the rank of one is cancelled, the other's will come."""
     async with opened(step_ms=1.0) as bench:
-        ahead = [asyncio.create_task(bench.pre_infer("ann", numbered(300))) for _ in range(2)]
+        ahead = [asyncio.create_task(bench.pre_infer("u1", numbered(300))) for _ in range(2)]
         await asyncio.sleep(1e-3)
-        rank = asyncio.create_task(bench.rank("ann", numbered(300)))
+        rank = asyncio.create_task(bench.rank("u1", numbered(300)))
         await asyncio.sleep(1e-4)
         rank.cancel()
         assert [await outcome for outcome in ahead] == [PreInferOutcome.COMPUTED, PreInferOutcome.JOINED]
-        assert (await bench.rank("ann", numbered(300))).path is Path.RESIDENT
+        assert (await bench.rank("u1", numbered(300))).path is Path.RESIDENT
         assert bench.device.appended == 300
 
 
@@ -191,9 +191,9 @@ async def test_the_one_in_flight_survives_for_a_rank_that_is_still_to_come() -> 
 async def test_no_flight_begins_for_a_model_that_is_not_served_any_more() -> None:
     async with opened(spare=16, max_history=1000) as bench:
         history = numbered(900)
-        first = asyncio.create_task(bench.pre_infer("ann", history[:500]))
+        first = asyncio.create_task(bench.pre_infer("u1", history[:500]))
         await asyncio.sleep(1e-4)
-        longer = asyncio.create_task(bench.pre_infer("ann", history))
+        longer = asyncio.create_task(bench.pre_infer("u1", history))
         await asyncio.sleep(1e-4)
         await bench.swap(SimulatedModel("new"))
         bench.device.forget()

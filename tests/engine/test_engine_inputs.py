@@ -14,10 +14,10 @@ from relaygr.clock import VirtualClock, VirtualTimeLoop
 from relaygr.engine.simulated import SimulatedModel
 from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailable
 
-GOOD: dict[str, Any] = {"user": "ann", "history": numbered(10), "candidates": np.arange(3)}
+GOOD: dict[str, Any] = {"user": "u1", "history": numbered(10), "candidates": np.arange(3)}
 
 BAD_FOR_BOTH: list[tuple[str, dict[str, Any]]] = [
-    ("user", {"user": b"ann"}),
+    ("user", {"user": b"u1"}),
     ("user", {"user": 7}),
     ("user", {"user": None}),
     ("user", {"user": ""}),
@@ -29,7 +29,7 @@ BAD_FOR_BOTH: list[tuple[str, dict[str, Any]]] = [
     ("context", {"context": [-1]}),
     ("context", {"context": [1.5]}),
     ("context", {"context": np.zeros((2, 2), np.int64)}),
-    ("context", {"context": "ann"}),
+    ("context", {"context": "u1"}),
     ("deadline", {"deadline": True}),
     ("deadline", {"deadline": math.nan}),
     ("deadline", {"deadline": math.inf}),
@@ -105,9 +105,9 @@ async def test_a_deadline_in_the_past_is_exceeded_at_once(ago: float) -> None:
         await asyncio.sleep(1.0)
         before, now = bench.engine.status(), bench.now
         with pytest.raises(DeadlineExceeded):
-            await bench.engine.rank("ann", numbered(10), [1], deadline=now - ago)
+            await bench.engine.rank("u1", numbered(10), [1], deadline=now - ago)
         with pytest.raises(DeadlineExceeded):
-            await bench.engine.pre_infer("ann", numbered(10), deadline=now - ago)
+            await bench.engine.pre_infer("u1", numbered(10), deadline=now - ago)
         assert bench.engine.status() == before
         assert bench.now == now
 
@@ -116,39 +116,39 @@ async def test_a_deadline_in_the_past_is_exceeded_at_once(ago: float) -> None:
 async def test_bad_users_cannot_be_evicted() -> None:
     async with opened() as bench:
         with pytest.raises(InvalidInput, match=r"^user: "):
-            await bench.engine.evict(b"ann")  # type: ignore[arg-type]
+            await bench.engine.evict(b"u1")  # type: ignore[arg-type]
 
 
 @in_virtual_time
 async def test_what_the_caller_changes_after_the_call_changes_nothing() -> None:
     async with opened() as bench:
         context, items = np.array([1, 2, 3]), np.array([4, 5])
-        task = asyncio.create_task(bench.engine.rank("ann", numbered(300), items, context=context))
+        task = asyncio.create_task(bench.engine.rank("u1", numbered(300), items, context=context))
         await asyncio.sleep(0)
         context[:], items[:] = 9, 9
-        right = await bench.engine.rank("bob", numbered(300), [4, 5], context=[1, 2, 3])
+        right = await bench.engine.rank("u2", numbered(300), [4, 5], context=[1, 2, 3])
         assert np.array_equal((await task).scores, right.scores)
 
 
 @in_virtual_time
 async def test_one_rank_too_many_is_told_so_and_the_others_are_served() -> None:
     async with opened(max_ranks=3) as bench:
-        ranks = [asyncio.create_task(bench.rank("ann", numbered(300))) for _ in range(3)]
+        ranks = [asyncio.create_task(bench.rank("u1", numbered(300))) for _ in range(3)]
         await asyncio.sleep(0)
         before = bench.state()
         with pytest.raises(Overloaded, match="3 ranks"):
-            await bench.rank("bob", numbered(300))
+            await bench.rank("u2", numbered(300))
         assert bench.state() == before
         await asyncio.gather(*ranks)
-        assert (await bench.rank("bob", numbered(300))).path is Path.FULL
+        assert (await bench.rank("u2", numbered(300))).path is Path.FULL
 
 
 async def refuses_everything(engine: Engine) -> None:
     for call in (
-        engine.rank("ann", numbered(10), [1]),
-        engine.pre_infer("ann", numbered(10)),
+        engine.rank("u1", numbered(10), [1]),
+        engine.pre_infer("u1", numbered(10)),
         engine.swap_model(SimulatedModel()),
-        engine.evict("ann"),
+        engine.evict("u1"),
     ):
         with pytest.raises(Unavailable, match="not open"):
             await call
@@ -167,20 +167,20 @@ async def test_an_engine_that_is_not_open_is_unavailable() -> None:
 @in_virtual_time
 async def test_an_engine_can_be_opened_again_and_begins_with_nothing() -> None:
     async with opened(host=20) as bench:
-        await bench.rank("ann", numbered(300))
+        await bench.rank("u1", numbered(300))
     async with bench.engine:
         bench.device.forget()
         assert bench.engine.status().device_prefixes == 0
-        assert (await bench.rank("ann", numbered(300))).path is Path.FULL
+        assert (await bench.rank("u1", numbered(300))).path is Path.FULL
 
 
 @in_virtual_time
 async def test_an_engine_that_is_open_cannot_be_opened() -> None:
     async with opened() as bench:
-        await bench.rank("ann", numbered(300))
+        await bench.rank("u1", numbered(300))
         with pytest.raises(RuntimeError, match="open"):
             await bench.engine.__aenter__()
-        assert (await bench.rank("ann", numbered(300))).path is Path.RESIDENT
+        assert (await bench.rank("u1", numbered(300))).path is Path.RESIDENT
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -192,7 +192,7 @@ async def test_closing_ends_every_call_that_is_under_way(after: float, depth: in
         await bench.rank("cat", numbered(300))
         await bench.push_out("cat")
         calls: list[asyncio.Task[Any]] = []
-        for user, length in (("ann", 300), ("ann", 310), ("bob", 300), ("cat", 300), ("dan", 400)):
+        for user, length in (("u1", 300), ("u1", 310), ("u2", 300), ("cat", 300), ("dan", 400)):
             calls.append(asyncio.create_task(bench.pre_infer(user, numbered(length))))
             calls.append(asyncio.create_task(bench.rank(user, numbered(length))))
         await asyncio.sleep(after)
@@ -274,6 +274,6 @@ async def test_the_longest_history_is_half_the_cache_unless_told() -> None:
     async with Engine(SimulatedModel(), config, clock=VirtualClock(loop), executor=WatchedDevice()) as engine:
         longest = engine.status().max_history
         assert 8 * 128 <= longest + 64 <= 10 * 128
-        assert (await engine.rank("ann", numbered(longest), [1])).used == longest
+        assert (await engine.rank("u1", numbered(longest), [1])).used == longest
         with pytest.raises(InvalidInput, match=f"^history: .* max_history is {longest}"):
-            await engine.rank("ann", numbered(longest + 1), [1])
+            await engine.rank("u1", numbered(longest + 1), [1])

@@ -117,14 +117,14 @@ def test_every_path_of_a_real_engine_gives_the_scores_of_the_oracle() -> None:
         async with engine(served, pages=8) as asked:
             caller = Caller(served, asked)
             history = caller.history(300)
-            assert await caller.rank("ann", history[:290]) is Path.FULL
-            assert await caller.rank("ann", history[:290]) is Path.RESIDENT
-            assert await caller.rank("ann", history) is Path.EXTENDED
+            assert await caller.rank("u1", history[:290]) is Path.FULL
+            assert await caller.rank("u1", history[:290]) is Path.RESIDENT
+            assert await caller.rank("u1", history) is Path.EXTENDED
             for k in range(4):
                 await caller.rank(f"other {k}", caller.history(300))
-            assert await caller.rank("ann", history) in (Path.RELOADED, Path.FULL), "as the machine's speed has it"
-            assert await caller.pre_infer("bob", history) is PreInferOutcome.COMPUTED
-            assert await caller.rank("bob", history) is Path.RESIDENT
+            assert await caller.rank("u1", history) in (Path.RELOADED, Path.FULL), "as the machine's speed has it"
+            assert await caller.pre_infer("u2", history) is PreInferOutcome.COMPUTED
+            assert await caller.rank("u2", history) is Path.RESIDENT
             both = await asyncio.gather(*(caller.rank("cat", history) for _ in range(2)))
             assert both == [Path.FULL, Path.WAITED]
 
@@ -155,7 +155,7 @@ def test_of_swaps_at_once_the_last_is_served() -> None:
         async with engine(models[0]) as asked:
             await asyncio.gather(*(asked.swap_model(served) for served in models[1:]))
             caller = Caller(models[-1], asked)
-            assert await caller.rank("ann", caller.history(100)) is Path.FULL
+            assert await caller.rank("u1", caller.history(100)) is Path.FULL
 
     asyncio.run(main())
 
@@ -167,12 +167,12 @@ def test_a_model_with_pages_of_another_shape_is_refused(other: dict[str, Any]) -
         async with engine(served) as asked:
             caller = Caller(served, asked)
             history = caller.history(100)
-            await caller.rank("ann", history)
+            await caller.rank("u1", history)
             with pytest.raises(InvalidInput, match=r"^model: has pages of"):
                 await asked.swap_model(model(**other))
             with pytest.raises(InvalidInput, match=r"^model: "):
                 await asked.swap_model("hstu")  # type: ignore[arg-type]
-            assert await caller.rank("ann", history) is Path.RESIDENT
+            assert await caller.rank("u1", history) is Path.RESIDENT
 
     asyncio.run(main())
 
@@ -183,16 +183,16 @@ def test_tables_that_changed_while_their_epoch_did_not_are_refused() -> None:
         async with engine(served) as asked:
             caller = Caller(served, asked)
             history = caller.history(100)
-            await caller.rank("ann", history)
+            await caller.rank("u1", history)
             with pytest.raises(InvalidInput, match=r"^epoch: "):
                 await asked.swap_model(refreshed(served, epoch=0))
-            assert await caller.rank("ann", history) is Path.RESIDENT
+            assert await caller.rank("u1", history) is Path.RESIDENT
             same = model()
             await asked.swap_model(same)
-            assert await Caller(same, asked).rank("ann", history) is Path.RESIDENT
+            assert await Caller(same, asked).rank("u1", history) is Path.RESIDENT
             new = refreshed(served, epoch=1)
             await asked.swap_model(new)
-            assert await Caller(new, asked).rank("ann", history) is Path.FULL
+            assert await Caller(new, asked).rank("u1", history) is Path.FULL
 
     asyncio.run(main())
 
@@ -205,14 +205,14 @@ def test_a_swap_that_was_cancelled_is_not_compared_with() -> None:
         async with engine(served) as asked:
             caller = Caller(served, asked)
             history = caller.history(100)
-            await caller.rank("ann", history)
+            await caller.rank("u1", history)
             swap = asyncio.create_task(asked.swap_model(model(seed=2)))
             await asyncio.sleep(0)
             swap.cancel()
             await asyncio.gather(swap, return_exceptions=True)
             with pytest.raises(InvalidInput, match=r"^epoch: "):
                 await asked.swap_model(refreshed(served, epoch=0))
-            assert await caller.rank("ann", history) is Path.RESIDENT
+            assert await caller.rank("u1", history) is Path.RESIDENT
 
     asyncio.run(main())
 
@@ -222,13 +222,13 @@ def test_a_prefix_of_older_tables_serves_where_that_is_allowed_and_the_answer_sa
         served = model()
         async with engine(served, accept_epochs=1) as asked:
             history = Caller(served, asked).history(100)
-            before = await asked.rank("ann", history, [1, 2])
+            before = await asked.rank("u1", history, [1, 2])
             await asked.swap_model(refreshed(served, epoch=1))
-            after = await asked.rank("ann", history, [1, 2])
+            after = await asked.rank("u1", history, [1, 2])
             assert (before.path, after.path) == (Path.FULL, Path.RESIDENT)
             assert (before.epoch, after.epoch) == (0, 0)
             assert not np.array_equal(before.scores, after.scores), "candidates are read from the new tables"
-            anew = await asked.rank("bob", history, [1, 2])
+            anew = await asked.rank("u2", history, [1, 2])
             assert (anew.path, anew.epoch) == (Path.FULL, 1)
 
     asyncio.run(main())
@@ -242,8 +242,8 @@ def test_a_real_engine_can_be_opened_again() -> None:
         history = caller.history(100)
         for _ in range(2):
             async with asked:
-                assert await caller.rank("ann", history) is Path.FULL
-                assert await caller.rank("ann", history) is Path.RESIDENT
+                assert await caller.rank("u1", history) is Path.FULL
+                assert await caller.rank("u1", history) is Path.RESIDENT
 
     asyncio.run(main())
 
@@ -271,13 +271,25 @@ def test_a_model_in_half_precision_is_near_the_oracle() -> None:
             caller = Caller(served, asked)
             history = caller.history(200)
             items = np.arange(5)
-            full = await asked.rank("ann", history, items)
-            resident = await asked.rank("ann", history, items)
+            full = await asked.rank("u1", history, items)
+            resident = await asked.rank("u1", history, items)
             assert (full.path, resident.path) == (Path.FULL, Path.RESIDENT)
             right = oracle_scores(served, history, items)
             for ranked in (full, resident):
                 assert ranked.scores.dtype == np.float32
                 assert np.abs(ranked.scores - right).max() <= 0.02 * max(1.0, float(np.abs(right).max()))
             assert served.layout.dtype is torch.float32, "the caller's model is left as it was"
+
+    asyncio.run(main())
+
+
+def test_an_epoch_that_comes_back_with_other_tables_is_refused() -> None:
+    async def main() -> None:
+        first = model()
+        async with engine(first, accept_epochs=1) as served:
+            await served.swap_model(refreshed(first, epoch=1))
+            await served.swap_model(first)
+            with pytest.raises(InvalidInput, match="epoch"):
+                await served.swap_model(refreshed(first, epoch=0))
 
     asyncio.run(main())

@@ -92,7 +92,7 @@ async def relay(folder: Path, device_cache: str) -> AsyncIterator[Relay]:
     membership = Membership()
     async with contextlib.AsyncExitStack() as stack:
         store = stack.enter_context(LmdbStore(folder / "store"))
-        store.append("ann", HISTORY.items, HISTORY.actions, HISTORY.timestamps)
+        store.append("user-7", HISTORY.items, HISTORY.actions, HISTORY.timestamps)
         config = EngineConfig(device_cache=device_cache, host_cache="64KiB", max_history=400)
         device = WatchedDevice()
         engine = await stack.enter_async_context(Engine(SimulatedModel(), config, executor=device))
@@ -174,12 +174,12 @@ def test_everything_in_the_tables_is_scraped_and_nothing_else(tmp_path: Path) ->
 
 def test_a_recommendation_is_told_of_from_the_trigger_to_the_device(tmp_path: Path) -> None:
     async def test(served: Relay) -> None:
-        answer = (await served.gateway.post("/v1/recommend", json={"user": "ann", "k": 3})).json()
-        again = (await served.gateway.post("/v1/recommend", json={"user": "ann", "k": 3})).json()
+        answer = (await served.gateway.post("/v1/recommend", json={"user": "user-7", "k": 3})).json()
+        again = (await served.gateway.post("/v1/recommend", json={"user": "user-7", "k": 3})).json()
         assert (answer["decision"], again["decision"], again["path"]) == ("ADMIT", "RESIDENT", "RESIDENT")
-        await served.gateway.post("/v1/recommend", json={"user": "ann", "k": 0})
+        await served.gateway.post("/v1/recommend", json={"user": "user-7", "k": 0})
         await served.gateway.post(
-            "/v1/behaviours", json={"user": "ann", "behaviours": [{"item": 1, "action": 1, "timestamp": 10**9}] * 2}
+            "/v1/behaviours", json={"user": "user-7", "behaviours": [{"item": 1, "action": 1, "timestamp": 10**9}] * 2}
         )
 
         told = await served.scrape(served.gateway)
@@ -245,7 +245,7 @@ def test_faults_are_told_of(tmp_path: Path) -> None:
     async def test(served: Relay) -> None:
         failed = iter((True,))
         served.device.fails = lambda work: not isinstance(work, PageCopy) and next(failed, False)
-        await served.rank("ann", HISTORY)
+        await served.rank("user-7", HISTORY)
         told = await served.scrape(served.instance)
         assert told("relaygr_faults_total", kind="step") == 1
 

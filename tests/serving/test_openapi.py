@@ -39,7 +39,7 @@ from relaygr.serving.wire import Encoding, ErrorReply, PreInferBody, encode
 HTTP_DOCUMENT = Path(__file__).parents[2] / "docs" / "http.md"
 DOCUMENTS = {"gateway": json.loads(openapi.gateway_document()), "instance": json.loads(openapi.instance_document())}
 OPERATIONS = {"gateway": GATEWAY, "instance": INSTANCE}
-ANN = openapi.INSTANCE[0].examples["the whole history"]["behaviours"]
+EXAMPLE = openapi.INSTANCE[0].examples["the whole history"]["behaviours"]
 
 
 class BrokenLink:
@@ -93,7 +93,7 @@ async def serve(folder: Path, name: str) -> AsyncIterator[Served]:
     clock = RealClock()
     async with contextlib.AsyncExitStack() as stack:
         store = stack.enter_context(LmdbStore(folder / "store"))
-        store.append("ann", **{column: ANN[column] for column in ("items", "actions", "timestamps")})
+        store.append("user-7", **{column: EXAMPLE[column] for column in ("items", "actions", "timestamps")})
         fixed = FixedRanking(clock)
         app: App
         if name == "gateway":
@@ -344,7 +344,7 @@ def test_whatever_is_wrong_with_a_number_is_a_400(tmp_path: Path) -> None:
             {"user": "\ud800"},
         )
         for change in changes:
-            body = json.dumps({"user": "ann", "candidates": [1, 2, 3], **change})
+            body = json.dumps({"user": "user-7", "candidates": [1, 2, 3], **change})
             reply = await served.send("POST", "/v1/rank", content=body)
             assert reply.status_code == 400, (change, reply.text)
 
@@ -379,7 +379,7 @@ def test_nothing_odd_in_raw_arrays_is_unexpected(tmp_path: Path, field: str) -> 
         headers = {"content-type": Encoding.MSGPACK.value}
         for raw in (b"", b"1", b"1234", bytes(8), bytes(12), b"\xff" * 8, b"\xff" * 16, bytes(24)):
             value = {"items": raw, "actions": raw[: len(raw) // 2], "timestamps": raw} if field == "behaviours" else raw
-            body = msgspec.msgpack.encode({"user": "ann", "candidates": bytes(24), "length": 0, field: value})
+            body = msgspec.msgpack.encode({"user": "user-7", "candidates": bytes(24), "length": 0, field: value})
             reply = await served.send("POST", "/v1/rank", content=body, headers=headers)
             assert reply.status_code != 500, raw
             for cut in (1, len(body) // 2, len(body) - 1):
@@ -391,10 +391,10 @@ def test_nothing_odd_in_raw_arrays_is_unexpected(tmp_path: Path, field: str) -> 
 
 def test_a_gateway_refuses_numbers_that_do_not_fit(tmp_path: Path) -> None:
     async def test(served: Served) -> None:
-        reply = await served.send("POST", "/v1/recommend", json={"user": "ann", "context": [2**64]})
+        reply = await served.send("POST", "/v1/recommend", json={"user": "user-7", "context": [2**64]})
         assert (reply.status_code, reply.json()["field"]) == (400, "context")
         one = {"item": 1, "action": 2**40, "timestamp": 2**60}
-        reply = await served.send("POST", "/v1/behaviours", json={"user": "ann", "behaviours": [one]})
+        reply = await served.send("POST", "/v1/behaviours", json={"user": "user-7", "behaviours": [one]})
         assert reply.status_code == 400
 
     run(tmp_path, "gateway", test)
@@ -402,7 +402,7 @@ def test_a_gateway_refuses_numbers_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_a_call_that_fails_unexpectedly_in_the_engine_is_answered(tmp_path: Path) -> None:
     async def test(served: Served) -> None:
-        body = encode(Encoding.MSGPACK, PreInferBody(user="ann"))
+        body = encode(Encoding.MSGPACK, PreInferBody(user="user-7"))
         headers = {"content-type": Encoding.MSGPACK.value}
         real = served.app._engine.call
 
@@ -536,5 +536,5 @@ def test_the_page_names_every_call_and_every_status() -> None:
 
 
 def test_the_digest_of_the_examples_is_that_of_their_behaviours() -> None:
-    history = History(ANN["items"], ANN["actions"], ANN["timestamps"])
+    history = History(EXAMPLE["items"], EXAMPLE["actions"], EXAMPLE["timestamps"])
     assert base64.b64decode(INSTANCE[0].examples["by digest"]["digest"]) == history.digest()

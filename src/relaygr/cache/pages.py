@@ -44,33 +44,37 @@ class PagePool:
         cut = len(self._free) - count
         pages = np.array(self._free[cut:], np.int32)
         del self._free[cut:]
-        self._owners[pages] = 1
         self._pins[pages] = 1
         self.pinned += count
         return pages
 
     def own(self, pages: Pages) -> None:
+        """One more index that keeps these pages."""
         self._owners[pages] += 1
 
     def disown(self, pages: Pages) -> None:
         left = self._owners[pages] - 1
         self._owners[pages] = left
-        ended = pages[left == 0]
-        self._filled[ended] = 0
-        self._free.extend(ended.tolist())
+        self._end(pages[(left == 0) & (self._pins[pages] == 0)])
 
     def pin(self, pages: Pages) -> None:
         """One more who needs these pages as they are."""
         pins = self._pins[pages]
-        self.pinned += int(np.count_nonzero(pins == 0))
+        self.pinned += len(pins) - int(np.count_nonzero(pins))
         self._pins[pages] = pins + 1
-        self._owners[pages] += 1
 
     def unpin(self, pages: Pages) -> None:
         pins = self._pins[pages] - 1
         self._pins[pages] = pins
-        self.pinned -= int(np.count_nonzero(pins == 0))
-        self.disown(pages)
+        over = pages[pins == 0]
+        if len(over):
+            self.pinned -= len(over)
+            self._end(over[self._owners[over] == 0])
+
+    def _end(self, pages: Pages) -> None:
+        """Nobody owns or pins these any more."""
+        self._filled[pages] = 0
+        self._free.extend(pages.tolist())
 
     def unpinned(self, pages: Pages) -> int:
         """How many of these nobody has pinned: what pinning them would take from `available`."""
@@ -87,11 +91,12 @@ class PagePool:
             self._filled[pages[(high - 1) // PAGE]] = (high - 1) % PAGE + 1
 
     def check(self) -> None:
-        """Raises RuntimeError unless free + owned = total and the counts agree."""
-        owned = int(np.count_nonzero(self._owners))
-        if owned + len(self._free) != self.total or len(set(self._free)) != len(self._free):
+        """Raises RuntimeError unless free + owned = total and the counts agree; what is pinned is owned."""
+        if (self._owners < 0).any() or (self._pins < 0).any():
+            raise RuntimeError("pages let go of too often")
+        held = (self._owners > 0) | (self._pins > 0)
+        owned = int(np.count_nonzero(held))
+        if owned + len(self._free) != self.total or len(set(self._free)) != len(self._free) or held[self._free].any():
             raise RuntimeError(f"pages lost: {len(self._free)} free + {owned} owned of {self.total}")
-        if (self._owners < self._pins).any() or (self._pins < 0).any() or self._owners[self._free].any():
-            raise RuntimeError("pages pinned without an owner, or owned while free")
         if self.pinned != int(np.count_nonzero(self._pins)):
             raise RuntimeError(f"{self.pinned} pages counted as pinned, {int(np.count_nonzero(self._pins))} are")

@@ -29,7 +29,8 @@ class LinearFit:
         self._scales = np.asarray(scales, np.float64)
         self._profile = np.zeros((size, size)), np.zeros(size)
         self._recent = np.zeros((size, size)), np.zeros(size)
-        self._unfitted = 0
+        self._unfitted: list[tuple[Sequence[float], float]] = []
+        """Observed since the last fit; taken in together, off the path of every step."""
 
     def profile(self, samples: Sequence[tuple[Sequence[float], float]]) -> None:
         """Start from measured (features, seconds)."""
@@ -39,24 +40,24 @@ class LinearFit:
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Some work with these features took this long."""
-        if seconds <= 0.0:
-            return
-        for part in self._recent:
-            part *= _FORGET
-        _add(self._recent, self._row(features, seconds))
-        self._unfitted += 1
-        if self._unfitted >= _REFIT_EVERY:
-            self._fit()
+        if seconds > 0.0:
+            self._unfitted.append((features, seconds))
+            if len(self._unfitted) >= _REFIT_EVERY:
+                self._fit()
 
     def _row(self, features: Sequence[float], seconds: float) -> npt.NDArray[np.float64]:
         return np.asarray(features, np.float64) / self._scales / max(seconds, 1e-9)
 
     def _fit(self) -> None:
+        for features, seconds in self._unfitted:
+            for part in self._recent:
+                part *= _FORGET
+            _add(self._recent, self._row(features, seconds))
+        self._unfitted.clear()
         gram = _PROFILE_WEIGHT * self._profile[0] + self._recent[0]
         right = _PROFILE_WEIGHT * self._profile[1] + self._recent[1]
         self.coefficients = tuple((_non_negative_least_squares(gram, right) / self._scales).tolist())
         self.version += 1
-        self._unfitted = 0
 
 
 def _add(sums: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]], row: npt.NDArray[np.float64]) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+import xxhash
 
 from relaygr.config import EngineConfig
 from relaygr.engine.step import Capacity, Direction, Model, PageCopy, Served, Step, StepResult
@@ -30,7 +31,8 @@ class TorchExecutor:
         self._dtype = torch.float32
         self._pages = torch.empty(0)
         self._host_pages = torch.empty(0)
-        self._newest: Served | None = None
+        self._tables: dict[tuple[str, int], bytes] = {}
+        """Digests of the tables served under each version and epoch: one epoch means one set of them."""
 
     def open(self, model: Model, config: EngineConfig) -> Capacity:
         try:
@@ -61,8 +63,9 @@ class TorchExecutor:
         return capacity
 
     async def prepare(self, model: Model) -> Served:
-        self._newest = await asyncio.get_running_loop().run_in_executor(None, self._prepare, model)
-        return self._newest
+        served = await asyncio.get_running_loop().run_in_executor(None, self._prepare, model)
+        self._tables[served.version, served.epoch] = _digest_of_tables(served.model)
+        return served
 
     def _prepare(self, model: Model) -> Served:
         """The model, moved, cast and given the device's kernels; the caller's own where nothing is to be cast."""
@@ -75,11 +78,9 @@ class TorchExecutor:
         if self._dtype is not torch.float32:  # float32 is for exactness: the definition serves it
             model.stack.attention = attention_for(self._device)
         served = Served(model, model.version(), model.epoch)
-        old = self._newest
-        if old is not None and (old.version, old.epoch) == (served.version, served.epoch):
-            for name in EPOCH_TABLES:
-                if not torch.equal(_parameter(old.model, name), _parameter(model, name)):
-                    raise InvalidInput("epoch", f"is {served.epoch} as before, and {name} has changed: raise it")
+        tables = _digest_of_tables(model)
+        if self._tables.get((served.version, served.epoch), tables) != tables:
+            raise InvalidInput("epoch", f"is {served.epoch}, which was served with other tables: raise it")
         return served
 
     def _layout_of(self, model: RankingModel) -> PageLayout:
@@ -96,7 +97,7 @@ class TorchExecutor:
         self._steps.shutdown()
         self._copies.shutdown()
         self._pages = self._host_pages = torch.empty(0)
-        self._newest = None
+        self._tables.clear()
 
     def _run(self, step: Step) -> StepResult:
         began = time.perf_counter()
@@ -134,6 +135,9 @@ def _checked(model: Model) -> RankingModel:
     return model
 
 
-def _parameter(model: Model, name: str) -> torch.Tensor:
+def _digest_of_tables(model: Model) -> bytes:
     assert isinstance(model, RankingModel)
-    return model.get_parameter(name)
+    digest = xxhash.xxh3_128()
+    for name in sorted(EPOCH_TABLES):
+        digest.update(model.get_parameter(name).detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.digest()

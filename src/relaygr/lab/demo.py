@@ -1,6 +1,7 @@
 """The demonstration: users who come back with new behaviours, ranked by relay and in full."""
 
 import asyncio
+import os
 import statistics
 import time
 from collections import Counter
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from relaygr.config import EngineConfig
 from relaygr.engine import Engine, Ranked
@@ -81,6 +83,7 @@ async def run_demo(demo: Demo, progress: Callable[[int, int], None] = lambda don
     One engine keeps prefixes on the device for about half of the users and for all of them on the host; the other
     starts every rank from nothing. The same model, the same code.
     """
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))  # one core is for the engines' loops
     model = build_model(
         "hstu",
         layers=demo.layers,

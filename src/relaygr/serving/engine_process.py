@@ -7,6 +7,7 @@ when it is ready, and ends when standard input does: a parent that dies takes it
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -154,8 +155,7 @@ def _say_ready() -> None:
 
 async def _main(settings: EngineSettings) -> None:
     model = checkpoint.load(settings.model)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) - 1))
     until = asyncio.Event()
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

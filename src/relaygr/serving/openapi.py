@@ -126,12 +126,12 @@ _PARAMETERS: Final[dict[str, tuple[str, Json, Any]]] = {
     "x-relaygr-key": (
         "The user, for proxies that route by it; not read here.",
         {"type": "string"},
-        "ann",
+        "user-7",
     ),
 }
 
 _WHOLE: Final[Json] = {
-    "user": "ann",
+    "user": "user-7",
     "behaviours": {
         "items": [3, 14, 15],
         "actions": [0, 1, 0],
@@ -139,7 +139,7 @@ _WHOLE: Final[Json] = {
     },
 }
 _BY_DIGEST: Final[Json] = {
-    "user": "ann",
+    "user": "user-7",
     "behaviours": {"items": [15], "actions": [0], "timestamps": [1700000120]},
     "start": 0,
     "length": 3,
@@ -218,7 +218,7 @@ GATEWAY: Final = (
         },
         errors={**_POSTED, **_BUSY, **_LATE},
         body=RecommendBody,
-        examples={"two items": {"user": "ann", "k": 2}, "the defaults": {"user": "ann"}},
+        examples={"two items": {"user": "user-7", "k": 2}, "the defaults": {"user": "user-7"}},
         headers=("x-relaygr-slot", "x-relaygr-path", "x-relaygr-decision"),
         parameters=("x-relaygr-deadline-ms",),
     ),
@@ -229,11 +229,11 @@ GATEWAY: Final = (
         description="The next request sees it. Behaviours are appended behind the user's last, all of them or none.",
         status=200,
         reply=BehavioursReply,
-        example={"user": "ann", "length": 1433},
+        example={"user": "user-7", "length": 1433},
         errors=_POSTED,
         body=BehavioursBody,
         examples={
-            "one behaviour": {"user": "ann", "behaviours": [{"item": 42, "action": 1, "timestamp": 1700000180}]},
+            "one behaviour": {"user": "user-7", "behaviours": [{"item": 42, "action": 1, "timestamp": 1700000180}]},
         },
     ),
     Operation(
@@ -299,7 +299,7 @@ INSTANCE: Final = (
         examples={
             "the whole history": {**_WHOLE, "candidates": [5, 6, 7]},
             "by digest": {**_BY_DIGEST, "candidates": [5, 6, 7]},
-            "a new user": {"user": "bob", "candidates": [5, 6, 7]},
+            "a new user": {"user": "user-8", "candidates": [5, 6, 7]},
         },
         headers=("x-relaygr-slot", "x-relaygr-path"),
         parameters=("x-relaygr-deadline-ms", "x-relaygr-key"),

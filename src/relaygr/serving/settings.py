@@ -86,7 +86,7 @@ class InstanceSettings:
     drain_s: float = 10.0
     """How long it finishes what it has taken when it is told to stop."""
     threads: int | None = None
-    """Threads for the model on a CPU; None: as many as there are cores."""
+    """Threads for the model on a CPU; None: as many as there are cores but one, which the engine\'s loop needs."""
 
     def __post_init__(self) -> None:
         if not self.slot:
