@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from behaviours import numbered
 from hypothesis import given
 from hypothesis import strategies as st
 
+from behaviours import numbered
 from relaygr.errors import InvalidInput
 from relaygr.history import PAGE, History, SteppedWindow
 
