@@ -17,7 +17,7 @@ from relaygr import Engine, EngineConfig, History, build_model
 from relaygr.engine.faults import Faults, FaultyExecutor
 from relaygr.engine.torch_executor import TorchExecutor
 from relaygr.history import LmdbStore
-from relaygr.serving.engine_process import serve_engine
+from relaygr.serving.engine_server import serve_engine
 from relaygr.serving.instance import MAX_BODY, InstanceApp
 from relaygr.serving.link import EngineLink
 from relaygr.serving.wire import Behaviours, Encoding, PreInferReply, RankBody, RankReply, encode

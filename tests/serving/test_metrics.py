@@ -24,7 +24,7 @@ from relaygr.engine.step import PageCopy
 from relaygr.history import PAGE, LmdbStore
 from relaygr.relay import Membership, Router, RouterConfig, Trigger, TriggerConfig, TriggerMode
 from relaygr.serving import metrics
-from relaygr.serving.engine_process import serve_engine
+from relaygr.serving.engine_server import serve_engine
 from relaygr.serving.gateway import GatewayApp
 from relaygr.serving.instance import InstanceApp
 from relaygr.serving.link import EngineLink

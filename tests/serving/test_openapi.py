@@ -27,7 +27,7 @@ from relaygr.history import LmdbStore
 from relaygr.history.store import StoreFull
 from relaygr.relay import Evidence, Membership, Router, Trigger
 from relaygr.serving import gateway, instance, openapi
-from relaygr.serving.engine_process import serve_engine
+from relaygr.serving.engine_server import serve_engine
 from relaygr.serving.gateway import GatewayApp
 from relaygr.serving.http import App, Reply, Request
 from relaygr.serving.instance import InstanceApp

@@ -15,7 +15,7 @@ from relaygr.clock import RealClock
 from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import LmdbStore
 from relaygr.relay import Health, Membership, Router, RouterConfig, Trigger, TriggerConfig, TriggerMode
-from relaygr.serving.engine_process import serve_engine
+from relaygr.serving.engine_server import serve_engine
 from relaygr.serving.instance import InstanceApp
 from relaygr.serving.link import EngineLink
 from relaygr.serving.ranking import RelayRanking

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,15 @@ from relaygr.cascade.stage import (
     in_thread,
 )
 from relaygr.clock import Clock, RealClock
-from relaygr.engine import Decision, Engine, Path
+from relaygr.engine import Decision, Path
 from relaygr.errors import DeadlineExceeded, InvalidInput, RelayError, Unavailable
 from relaygr.history import History, HistoryStore, SteppedWindow
 from relaygr.history.history import index, integers
 from relaygr.model import Candidates
 from relaygr.relay import Shape
+
+if TYPE_CHECKING:
+    from relaygr.engine import Engine
 
 __all__ = [
     "EngineRanking",
@@ -328,7 +331,7 @@ class EngineRanking:
 
     SLOT: Final = "local"
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: "Engine") -> None:
         self._engine = engine
 
     async def signal(self, user: str, history: History, context: Any, *, due: float) -> Signal:

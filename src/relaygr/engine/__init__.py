@@ -1,6 +1,14 @@
 """Admission, scheduler, executors, and the loop that joins them."""
 
-from relaygr.engine.engine import Engine, EngineStatus
-from relaygr.engine.outcomes import Decision, Path, PreInferOutcome, Ranked, Timings
+from typing import TYPE_CHECKING
 
-__all__ = ["Decision", "Engine", "EngineStatus", "Path", "PreInferOutcome", "Ranked", "Timings"]
+from relaygr.engine.outcomes import Decision, Path, PreInferOutcome, Ranked, Timings
+from relaygr.engine.status import EngineCounts, EngineStatus
+from relaygr.lazy import lazily
+
+if TYPE_CHECKING:
+    from relaygr.engine.engine import Engine
+else:
+    __getattr__ = lazily(__name__, {"Engine": "relaygr.engine.engine"})
+
+__all__ = ["Decision", "Engine", "EngineCounts", "EngineStatus", "Path", "PreInferOutcome", "Ranked", "Timings"]

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -13,6 +12,7 @@ from relaygr.engine.cost import CostModel
 from relaygr.engine.loop import EngineLoop
 from relaygr.engine.outcomes import Decision, PreInferOutcome, Ranked
 from relaygr.engine.profile import profile
+from relaygr.engine.status import EngineCounts, EngineStatus
 from relaygr.engine.step import Capacity, Executor, Model, Served
 from relaygr.engine.torch_executor import TorchExecutor
 from relaygr.engine.work import PreInfer, Rank
@@ -20,65 +20,13 @@ from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailab
 from relaygr.history import PAGE, History, KnownHistory
 from relaygr.model.config import MAX_CONTEXT
 
-__all__ = ["Engine", "EngineCounts", "EngineStatus"]
+__all__ = ["Engine"]
 
 TRUNCATE_AT: Final = 0.75
 """The share of a rank's time after which, under on_miss="truncate", it stops waiting for its prefix."""
 _END_OF_TIME: Final = 1e12
 UNHURRIED_S: Final = 1.0
 """How urgent work without a deadline is: as if it were due this long after it came."""
-
-
-@dataclass(frozen=True)
-class EngineStatus:
-    """A snapshot, in plain values."""
-
-    version: str
-    epoch: int
-    max_history: int
-    page_bytes: int
-    device_pages: int
-    device_pages_free: int
-    device_pages_pinned: int
-    device_prefixes: int
-    device_evictions: int
-    host_pages: int
-    host_pages_free: int
-    host_pages_pinned: int
-    host_prefixes: int
-    host_evictions: int
-    leases: int
-    ranks_under_way: int
-    builds_under_way: int
-    steps_in_flight: int
-    copies_in_flight: int
-    wait_ms: float
-    """What a rank without hurry would wait for the device now."""
-    device_busy_s: float
-    written_back: int
-    write_back_waiting: int
-    """Prefixes that wait to be copied to host memory."""
-    paths: dict[str, int]
-    resident_left_by_earlier: int
-    """Of the RESIDENT: those whose prefix an earlier request had left."""
-    outcomes: dict[str, int]
-    faults: dict[str, int]
-    cost_model_version: int
-    cost_model: dict[str, tuple[float, ...]]
-
-
-@dataclass(frozen=True)
-class EngineCounts:
-    """What the engine has done since it was opened, beyond what its status counts."""
-
-    pre_infer_busy_s: float
-    """Of the device's busy seconds those of pre-inference; a step that mixed is split by predicted time."""
-    sources: dict[str, int]
-    """What prefixes were had from, counted whenever a rank or a pre-infer got one."""
-    reloads: int
-    """Prefixes copied from host memory."""
-    write_back_dropped: int
-    """Prefixes not copied to host memory, because too many waited."""
 
 
 class Engine:

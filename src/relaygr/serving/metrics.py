@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from relaygr.engine.engine import EngineCounts, EngineStatus
+from relaygr.engine import EngineCounts, EngineStatus
 from relaygr.relay import Health
 from relaygr.serving.ranking import RelayRanking
 

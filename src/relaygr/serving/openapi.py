@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from relaygr.engine.engine import EngineCounts, EngineStatus
+from relaygr.engine import EngineCounts, EngineStatus
 from relaygr.serving import metrics
 from relaygr.serving.wire import (
     Alive,

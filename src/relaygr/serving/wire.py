@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from relaygr.engine.engine import EngineCounts, EngineStatus
+from relaygr.engine import EngineCounts, EngineStatus
 from relaygr.errors import InvalidInput
 from relaygr.history import History, KnownHistory
 from relaygr.model import Candidates
