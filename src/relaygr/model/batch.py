@@ -12,7 +12,8 @@ from relaygr.kernels import Ragged
 from relaygr.kernels.ragged import PageList
 from relaygr.model.candidates import Candidates
 from relaygr.model.config import ModelConfig
-from relaygr.model.tokens import candidate_tokens, history_tokens
+from relaygr.model.packed import BatchShape, Packed
+from relaygr.model.tokens import history_tokens, write_candidate_tokens
 
 __all__ = ["AppendBatch", "AppendRow", "ScoreBatch", "ScoreRow"]
 
@@ -45,47 +46,72 @@ class ScoreRow:
 @dataclass(frozen=True)
 class AppendBatch:
     tokens: torch.Tensor
-    """int64 [t, 4]"""
+    """int32 [t, 4]"""
     ragged: Ragged
 
     @staticmethod
     def pack(config: ModelConfig, rows: Sequence[AppendRow], device: torch.device | str = "cpu") -> "AppendBatch":
-        tokens = [history_tokens(config, row.history, row.context, row.low, row.high) for row in rows]
-        return AppendBatch(
-            torch.from_numpy(np.concatenate(tokens)).to(device),
-            Ragged.build(
-                [row.high - row.low for row in rows], [row.low for row in rows], [row.pages for row in rows], device
-            ),
-        )
+        packed = Packed.empty(AppendBatch.shape(rows), pinned=torch.device(device).type == "cuda")
+        AppendBatch.fill(packed, config, rows)
+        packed = packed.to(device)
+        counts, cached = tuple(row.high - row.low for row in rows), tuple(row.low for row in rows)
+        return AppendBatch(packed.tokens, Ragged(counts, cached, packed.starts, packed.cached, packed.table))
+
+    @staticmethod
+    def shape(rows: Sequence[AppendRow]) -> BatchShape:
+        return BatchShape(len(rows), sum(row.high - row.low for row in rows), max(len(row.pages) for row in rows))
+
+    @staticmethod
+    def fill(packed: Packed, config: ModelConfig, rows: Sequence[AppendRow]) -> None:
+        """Write these rows; there must be room for them."""
+        packed.place([row.high - row.low for row in rows], [row.low for row in rows], [row.pages for row in rows])
+        tokens, _ = packed.rows_of(sum(row.high - row.low for row in rows))
+        begin = 0
+        for row in rows:
+            end = begin + row.high - row.low
+            tokens[begin:end] = history_tokens(config, row.history, row.context, row.low, row.high)
+            begin = end
 
 
 @dataclass(frozen=True)
 class ScoreBatch:
     tokens: torch.Tensor
-    """int64 [t, 4]"""
+    """int32 [t, 4]"""
     dense: torch.Tensor | None
     """float32 [t, request + candidate features]; None where the model reads none."""
     ragged: Ragged
 
     @staticmethod
     def pack(config: ModelConfig, rows: Sequence[ScoreRow], device: torch.device | str = "cpu") -> "ScoreBatch":
-        tokens = [candidate_tokens(config, row.candidates.items, row.position) for row in rows]
+        packed = Packed.empty(ScoreBatch.shape(config, rows), pinned=torch.device(device).type == "cuda")
+        ScoreBatch.fill(packed, config, rows)
+        packed = packed.to(device)
+        counts, cached = tuple(len(row.candidates) for row in rows), tuple(row.tokens for row in rows)
+        ragged = Ragged(counts, cached, packed.starts, packed.cached, packed.table)
+        return ScoreBatch(packed.tokens, packed.dense, ragged)
+
+    @staticmethod
+    def shape(config: ModelConfig, rows: Sequence[ScoreRow]) -> BatchShape:
+        total, pages = sum(len(row.candidates) for row in rows), max(len(row.pages) for row in rows)
+        return BatchShape(len(rows), total, pages, config.request_features + config.candidate_features)
+
+    @staticmethod
+    def fill(packed: Packed, config: ModelConfig, rows: Sequence[ScoreRow]) -> None:
+        """Write these rows; there must be room for them."""
         counts = [len(row.candidates) for row in rows]
-        dense = None
-        if config.request_features + config.candidate_features:
-            dense = torch.from_numpy(np.concatenate([_dense(config, row) for row in rows])).to(device)
-        return ScoreBatch(
-            torch.from_numpy(np.concatenate(tokens)).to(device),
-            dense,
-            Ragged.build(counts, [row.tokens for row in rows], [row.pages for row in rows], device),
-        )
+        packed.place(counts, [row.tokens for row in rows], [row.pages for row in rows])
+        tokens, dense = packed.rows_of(sum(counts))
+        items = np.concatenate([row.candidates.items for row in rows])
+        write_candidate_tokens(config, items, [row.position for row in rows], counts, tokens)
+        if dense is not None:
+            begin = 0
+            for row, count in zip(rows, counts, strict=True):
+                _write_dense(config, row, dense[begin : begin + count])
+                begin += count
 
 
-def _dense(config: ModelConfig, row: ScoreRow) -> npt.NDArray[np.float32]:
+def _write_dense(config: ModelConfig, row: ScoreRow, out: npt.NDArray[np.float32]) -> None:
     """The request's features, then the candidate's; zeros where not given."""
-    dense = np.zeros((len(row.candidates), config.request_features + config.candidate_features), np.float32)
-    if row.request is not None:
-        dense[:, : config.request_features] = row.request
-    if row.candidates.features is not None:
-        dense[:, config.request_features :] = row.candidates.features
-    return dense
+    split = config.request_features
+    out[:, :split] = 0.0 if row.request is None else row.request
+    out[:, split:] = 0.0 if row.candidates.features is None else row.candidates.features

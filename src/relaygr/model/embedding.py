@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from relaygr.kernels.ends import HotRows, embed
 from relaygr.model.config import ModelConfig
 from relaygr.model.tokens import GAP_ROWS, POSITION_ROWS, kind_rows, table_rows
 
@@ -18,12 +19,11 @@ class TokenEmbedding(nn.Module):
         self.kinds = nn.Parameter(torch.empty(kind_rows(config), config.dim))
         self.gaps = nn.Parameter(torch.empty(GAP_ROWS, config.dim))
         self.positions = nn.Parameter(torch.empty(POSITION_ROWS, config.dim))
+        self.hot: HotRows | None = None
+        """Where the table lies in host memory: rows of it that the device holds."""
         self.dense = nn.Parameter(torch.empty(config.request_features + config.candidate_features, config.dim))
 
     def forward(self, tokens: torch.Tensor, dense: torch.Tensor | None = None) -> torch.Tensor:
         """[t, dim] from tokens [t, 4] and, for candidates of a model that reads them, features [t, r + f]."""
-        x = self.table.index_select(0, tokens[:, 0])
-        x = x + self.kinds.index_select(0, tokens[:, 1])
-        x = x + self.gaps.index_select(0, tokens[:, 2])
-        x = x + self.positions.index_select(0, tokens[:, 3])
+        x = embed(tokens, self.table, self.kinds, self.gaps, self.positions, self.hot)
         return x if dense is None else torch.addmm(x, dense.to(x.dtype), self.dense)

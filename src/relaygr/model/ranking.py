@@ -4,10 +4,11 @@ import hashlib
 import json
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from relaygr.kernels import PageLayout
+from relaygr.kernels.ends import head
+from relaygr.kernels.layer import Norm
 from relaygr.model.batch import AppendBatch, ScoreBatch
 from relaygr.model.config import ModelConfig
 from relaygr.model.embedding import TokenEmbedding
@@ -60,8 +61,8 @@ class RankingModel(ModelInputs, nn.Module):
     def score(self, batch: ScoreBatch, pages: torch.Tensor) -> torch.Tensor:
         """Run candidates against pages, writing nothing. Scores are logits: float32 [rows, tasks]."""
         x = self.stack.score(self.embedding(batch.tokens, batch.dense), pages, batch.ragged)
-        x = F.layer_norm(x, x.shape[-1:], self.norm_weight, self.norm_bias, self.config.norm_eps)
-        return torch.addmm(self.head_bias, x, self.head_weight).float()
+        norm = Norm(self.norm_weight, self.norm_bias, self.config.norm_eps)
+        return head(x, norm, self.head_weight, self.head_bias)
 
     def version(self) -> str:
         """The digest of the config and of every weight but the epoch's tables. Reads all of them: keep the result."""

@@ -11,6 +11,7 @@ A token is four row numbers, one in each table; its embedding is the sum of the 
 Everything a token holds depends on it and on the tokens before it alone, so what follows never changes it.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -28,6 +29,7 @@ __all__ = [
     "log_bucket",
     "table_row",
     "table_rows",
+    "write_candidate_tokens",
 ]
 
 Rows = npt.NDArray[np.int64]
@@ -98,8 +100,16 @@ def history_tokens(config: ModelConfig, history: History, context: Rows, low: in
 def candidate_tokens(config: ModelConfig, items: Rows, position: int) -> Rows:
     """Tokens of candidates that all stand at `position`, the length of the history; [m, 4]."""
     tokens = np.empty((len(items), 4), np.int64)
-    tokens[:, 0] = table_row(items, config.items)
-    tokens[:, 1] = config.actions
-    tokens[:, 2] = _NO_GAP
-    tokens[:, 3] = log_bucket(np.array([min(position, _POSITION_LIMIT)]), _POSITION_BITS)
+    write_candidate_tokens(config, items, [position], [len(items)], tokens)
     return tokens
+
+
+def write_candidate_tokens(
+    config: ModelConfig, items: Rows, positions: Sequence[int], counts: Sequence[int], out: npt.NDArray[np.integer]
+) -> None:
+    """Tokens of the candidates of many users, counts[u] of user u at positions[u], into `out` [m, 4]."""
+    out[:, 0] = table_row(items, config.items)
+    out[:, 1] = config.actions
+    out[:, 2] = _NO_GAP
+    buckets = log_bucket(np.minimum(np.asarray(positions, np.int64), _POSITION_LIMIT), _POSITION_BITS)
+    out[:, 3] = np.repeat(buckets, counts)

@@ -1,0 +1,75 @@
+"""A batch in one buffer: what is packed comes out, aligned, with room to spare or none."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from behaviours import numbered
+from relaygr import Candidates
+from relaygr.model import build_model
+from relaygr.model.batch import AppendBatch, AppendRow, ScoreBatch, ScoreRow
+from relaygr.model.packed import BatchShape, Packed
+
+MODEL = build_model(
+    "hstu", layers=1, dim=8, heads=1, items=50, seed=0, scale_length=1.0, request_features=2, candidate_features=3
+)
+
+
+@given(st.integers(0, 5), st.integers(0, 9), st.integers(0, 7), st.integers(0, 3))
+def test_every_part_begins_at_sixteen_bytes_and_none_overlaps(users: int, rows: int, pages: int, features: int) -> None:
+    packed = Packed.empty(BatchShape(users, rows, pages, features))
+    packed.words.zero_()
+    parts = [packed.starts, packed.cached, packed.table, packed.tokens]
+    for part in parts if packed.dense is None else [*parts, packed.dense]:
+        assert part.storage_offset() % 4 == 0
+        part += 1
+    assert int((packed.words != 0).sum()) == sum(part.numel() for part in parts) + rows * features
+    assert packed.words.max() <= torch.tensor(1.0).view(torch.int32)
+
+
+def _score_rows(draw: np.random.Generator, users: int) -> list[ScoreRow]:
+    rows = []
+    for _ in range(users):
+        count, tokens = int(draw.integers(1, 9)), int(draw.integers(0, 400))
+        features = draw.random((count, 3), np.float32) if draw.random() < 0.5 else None
+        candidates = Candidates(draw.integers(0, 90, count), features)
+        request = draw.random(2, np.float32) if draw.random() < 0.5 else None
+        rows.append(ScoreRow(candidates, request, tokens, tokens, draw.integers(0, 99, -(-tokens // 128))))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_batch_in_a_larger_buffer_is_the_batch_and_harmless_rows(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    rows = _score_rows(draw, 3)
+    exact = ScoreBatch.pack(MODEL.config, rows)
+    roomy = Packed.empty(BatchShape(5, 64, 9, 5))
+    roomy.words.fill_(-1)
+    ScoreBatch.fill(roomy, MODEL.config, rows)
+    total = exact.ragged.total
+    assert torch.equal(roomy.tokens[:total], exact.tokens)
+    assert not roomy.tokens[total:].any()
+    assert roomy.dense is not None
+    assert exact.dense is not None
+    assert torch.equal(roomy.dense[:total], exact.dense)
+    assert not roomy.dense[total:].any()
+    assert roomy.starts.tolist() == [*exact.ragged.starts.tolist(), total, total]
+    assert roomy.cached.tolist() == [*exact.ragged.cached.tolist(), 0, 0]
+    for user, row in enumerate(rows):
+        assert roomy.table[user, : len(row.pages)].tolist() == row.pages.tolist()
+
+
+def test_appends_are_packed_in_the_order_of_their_rows() -> None:
+    histories = [numbered(20, salt=salt) for salt in range(2)]
+    context = np.array([3], np.int64)
+    rows = [AppendRow(histories[0], context, 5, 12, [4]), AppendRow(histories[1], context, 0, 21, [7])]
+    packed = Packed.empty(BatchShape(3, 40, 2))
+    AppendBatch.fill(packed, MODEL.config, rows)
+    both = AppendBatch.pack(MODEL.config, rows)
+    each = [AppendBatch.pack(MODEL.config, [row]).tokens for row in rows]
+    assert torch.equal(both.tokens, torch.cat(each))
+    assert torch.equal(packed.tokens[:28], both.tokens)
+    assert packed.starts.tolist() == [0, 7, 28, 28]
+    assert packed.cached.tolist() == [5, 0, 0]
