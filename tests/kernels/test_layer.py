@@ -7,7 +7,7 @@ import torch
 
 from optional import require
 from paged_batches import LAYER, make_case
-from relaygr.kernels import ReferenceAttention
+from relaygr.kernels import Ragged, ReferenceAttention
 from relaygr.kernels.layer import Norm, finish, finish_plain, project, project_into, project_plain
 
 require("triton", "pip install relaygr[triton]")
@@ -73,6 +73,27 @@ def test_projection_puts_keys_and_values_into_their_pages(silu_all: bool) -> Non
     )  # fmt: skip
     assert torch.equal(got, torch.cat((u, q), dim=-1))
     assert torch.equal(case.pages.nan_to_num(-7.0), expected.nan_to_num(-7.0))
+
+
+def test_rows_of_nobody_go_into_no_page() -> None:
+    dtype, width = torch.float16, HEADS * HEAD_DIM
+    case = make_case([3, 2], [127, 5], heads=HEADS, head_dim=HEAD_DIM, dtype=dtype, device=DEVICE, reach=True)
+    bound = Ragged.bound(3, 5, 2, DEVICE)
+    bound.starts.copy_(torch.tensor([0, 3, 5, 5]))
+    bound.cached[:2] = case.batch.cached
+    bound.table[:2] = case.batch.table
+    x, norm = _random(bound.total, DIM, dtype=dtype), _norm(DIM, dtype)
+    weight, bias = _random(DIM, 4 * width, dtype=dtype, scale=DIM**-0.5), _random(4 * width, dtype=dtype)
+    written = case.pages.clone()
+    exact = layer_triton.project(
+        x[:5], norm.weight, norm.bias, norm.eps, weight, bias,
+        silu_all=False, pages=case.pages, layer=LAYER, batch=case.batch,
+    )  # fmt: skip
+    padded = layer_triton.project(
+        x, norm.weight, norm.bias, norm.eps, weight, bias, silu_all=False, pages=written, layer=LAYER, batch=bound
+    )
+    assert torch.equal(padded[:5], exact)
+    assert torch.equal(written.nan_to_num(-7.0), case.pages.nan_to_num(-7.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,5 +1,7 @@
 """The Triton kernels compute what `reference.py` defines."""
 
+import random
+from collections.abc import Callable
 from typing import Final
 
 import pytest
@@ -7,7 +9,8 @@ import torch
 
 from optional import require
 from paged_batches import LAYER, Case, make_case, relative_error
-from relaygr.kernels import ReferenceAttention, Silu, Softmax, Weighting, attention_for
+from relaygr.history import PAGE
+from relaygr.kernels import PageLayout, Ragged, ReferenceAttention, Silu, Softmax, Weighting, attention_for
 
 require("triton", "pip install relaygr[triton]")
 
@@ -142,13 +145,70 @@ def test_cutting_a_history_into_appends_changes_no_bit_of_attention() -> None:
     assert torch.equal(attention.append(weighting, whole.q[130:], whole.pages, LAYER, late), expected[130:])
 
 
-def test_a_device_lends_its_own_lengths_within_the_hosts_bounds() -> None:
-    """A captured launch is planned from the host's numbers and replayed with smaller ones on the device."""
-    case = make_case([9], [300], dtype=torch.float16, device=DEVICE, reach=False)
-    bound = type(case.batch)((64,), (1000,), case.batch.starts, case.batch.cached, case.batch.table)
-    weighting, attention = WEIGHTINGS[0], _triton()
-    exact = attention.score(weighting, case.q, case.k, case.v, case.pages, LAYER, case.batch)
-    assert torch.equal(attention.score(weighting, case.q, case.k, case.v, case.pages, LAYER, bound), exact)
+def _within_bounds(generator: random.Random, users: int, rows: int, tokens: int) -> tuple[list[int], list[int]]:
+    """Rows and cached tokens of up to `users` users, some of them empty; few rows take the most splits."""
+    present = generator.randint(1, users)
+    counts = [generator.choice([0, 1, generator.randint(1, rows), rows]) for _ in range(present)]
+    return counts, [generator.choice([0, 1, generator.randint(0, tokens), tokens]) for _ in range(present)]
+
+
+def _bound(case: Case, users: int, rows: int, pages: int) -> tuple[Ragged, Callable[[torch.Tensor], torch.Tensor]]:
+    """The case in a batch of bounds, as a captured launch holds it, and how its rows get their padding, NaN."""
+    bound, present = Ragged.bound(users, rows, pages, DEVICE), len(case.batch.rows)
+    bound.starts[: present + 1] = case.batch.starts
+    bound.starts[present + 1 :] = case.batch.starts[-1]
+    bound.cached[:present] = case.batch.cached
+    bound.table[:present, : case.batch.table.shape[1]] = case.batch.table
+
+    def pad(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x, x.new_full((users * rows - len(x), *x.shape[1:]), torch.nan)))
+
+    return bound, pad
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=lambda w: type(w).__name__)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_score_captured_with_bounds_is_that_of_the_batch_within_them(seed: int, weighting: Weighting) -> None:
+    """A launch is planned from the host's bounds and replayed with other users: not a bit of a row may differ."""
+    users, most, pages = 3, 150, 7
+    rows, cached = _within_bounds(random.Random(seed), users, most, pages * PAGE)
+    case = make_case(rows, cached, heads=1, dtype=torch.float16, device=DEVICE, reach=False, seed=seed)
+    bound, pad = _bound(case, users, most, pages)
+    for hopper in (False, True) if DEVICE == "cuda" else (False,):
+        attention = _triton(hopper)
+        exact = attention.score(weighting, case.q, case.k, case.v, case.pages, LAYER, case.batch)
+        padded = attention.score(weighting, pad(case.q), pad(case.k), pad(case.v), case.pages, LAYER, bound)
+        assert torch.equal(padded[: len(exact)], exact)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=lambda w: type(w).__name__)
+@pytest.mark.parametrize("seed", range(4))
+def test_an_append_captured_with_bounds_is_that_of_the_batch_within_them(seed: int, weighting: Weighting) -> None:
+    users, most, pages = 3, 40, 3
+    rows, cached = _within_bounds(random.Random(seed), users, most, pages * PAGE - most)
+    case = make_case(rows, cached, heads=1, dtype=torch.float16, device=DEVICE, reach=True, seed=seed)
+    bound, pad = _bound(case, users, most, pages)
+    for hopper in (False, True) if DEVICE == "cuda" else (False,):
+        attention, written = _triton(hopper), case.pages.clone()
+        attention.write(pad(case.k), pad(case.v), written, LAYER, bound)
+        attention.write(case.k, case.v, case.pages, LAYER, case.batch)
+        assert torch.equal(written.nan_to_num(-7.0), case.pages.nan_to_num(-7.0))
+        exact = attention.append(weighting, case.q, case.pages, LAYER, case.batch)
+        assert torch.equal(attention.append(weighting, pad(case.q), case.pages, LAYER, bound)[: len(exact)], exact)
+
+
+def test_bounds_hold_nobody_until_someone_is_put_there() -> None:
+    bound = Ragged.bound(2, 5, 3, DEVICE)
+    assert bound.total == 10
+    q = torch.full((10, 1, 32), torch.nan, dtype=torch.float16, device=DEVICE)
+    pages = PageLayout(1, 1, 32, torch.float16).allocate(2, device=DEVICE).fill_(1.0)
+    attention = _triton()
+    attention.write(q, q, pages, 0, bound)
+    assert attention.score(WEIGHTINGS[0], q, q, q, pages, 0, bound).shape == q.shape
+    assert attention.append(WEIGHTINGS[0], q, pages, 0, bound).shape == q.shape
+    assert (pages == 1).all()
+    assert bound.row_users().tolist() == [1] * 10, "a row of nobody has the last user's positions"
+    assert bound.token_positions().max() < 10
 
 
 def test_without_a_gpu_the_definition_runs() -> None:

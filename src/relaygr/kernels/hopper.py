@@ -40,16 +40,16 @@ def _silu(s, half_scale):
 
 
 @gluon.jit
-def split_pages(pages, blocks, bound, TARGET: gl.constexpr):
+def split_pages(pages, blocks, TARGET: gl.constexpr):
     """Pages of one split, from the user's own pages and blocks: up to TARGET blocks in all, two pages each at least."""
-    splits = gl.maximum(gl.minimum(gl.minimum(TARGET // gl.maximum(blocks, 1), (pages + 1) // 2), bound), 1)
+    splits = gl.maximum(gl.minimum(TARGET // gl.maximum(blocks, 1), (pages + 1) // 2), 1)
     return gl.maximum((pages + splits - 1) // splits, 1)
 
 
 @gluon.jit
 def _produce(
     q_desc, kv_desc, q_smem, k_smem, v_smem, box, q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free,
-    starts, cached, table, table_stride, counter, users, group, heads, ranks, blocks, work, layers, layer,
+    starts, cached, table, table_stride, counter, users, group, heads, ranks, height, work, layers, layer,
     TARGET: gl.constexpr, CAUSAL: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     QUERIES: gl.constexpr, JOINT: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
@@ -72,24 +72,23 @@ def _produce(
         end = gl.load(starts + user + 1)
         tokens = gl.load(cached + user)
         if CAUSAL:
-            split = 0
             length = tokens
             tokens += end - begin
             position = ((tokens - 1) // ROWS - rank) * ROWS
             first = begin + position - length
+            shift = 0
             low = 0
             high = (gl.minimum(tokens, position + ROWS) + KEYS - 1) // KEYS
             empty = (end <= begin) | (position + ROWS <= length) | (position < 0)
         else:
-            split = rank // blocks
             position = 0
-            first = begin + (rank % blocks) * ROWS
-            chunk = split_pages(
-                (tokens + ROWS - 1) // ROWS, (end - begin + ROWS - 1) // ROWS * heads, ranks // blocks, TARGET
-            )
-            low = split * chunk * PER
+            blocks = gl.maximum((end - begin + ROWS - 1) // ROWS, 1)
+            first = begin + rank % blocks * ROWS
+            shift = (user * ranks + rank) * height - first
+            chunk = split_pages((tokens + ROWS - 1) // ROWS, blocks * heads, TARGET)
+            low = rank // blocks * chunk * PER
             high = gl.minimum((tokens + KEYS - 1) // KEYS, low + chunk * PER)
-            empty = first >= end
+            empty = end <= begin
         if (high > low) & (not empty):
             slot = items % 2
             mbarrier.wait(box_free.index(slot), ((items // 2) & 1) ^ 1)
@@ -101,7 +100,7 @@ def _produce(
             note = gl.where(lane == 5, high - low, note)
             note = gl.where(lane == 6, high - 1, note)
             note = gl.where(lane == 7, tokens, note)
-            note = gl.where(lane == 8, split, note)
+            note = gl.where(lane == 8, shift, note)
             box.index(slot).store(note)
             gl.thread_barrier()
             mbarrier.arrive(box_full.index(slot))
@@ -205,7 +204,7 @@ def _advance(
 @gluon.jit
 def _consume(
     q_smem, k_smem, v_smem, box, q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free, turn,
-    out, out_stride, total, half_scale, factor,
+    out, out_stride, half_scale, factor,
     CAUSAL: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, QUERIES: gl.constexpr,
     JOINT: gl.constexpr, TURNS: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
@@ -215,7 +214,7 @@ def _consume(
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     tile = 0
     items = 0
-    head, first, begin, end, position, steps, top, tokens, split = _receive(box, box_full, box_free, items)
+    head, first, begin, end, position, steps, top, tokens, shift = _receive(box, box_full, box_free, items)
     while steps > 0:
         place = items % QUERIES
         q = q_smem.index(place * 2 + HALF)
@@ -285,26 +284,24 @@ def _consume(
             mbarrier.arrive(v_free.index(stage))
         row = first + row0 + gl.arange(0, ROWS // 2, layout=gl.SliceLayout(1, o_layout))
         column = head * D + gl.arange(0, D, layout=gl.SliceLayout(0, o_layout))
-        where = out + (split.to(gl.int64) * total + row.to(gl.int64))[:, None] * out_stride + column[None, :]
+        where = out + (row + shift).to(gl.int64)[:, None] * out_stride + column[None, :]
         gl.store(where, (o * factor).to(out.dtype.element_ty), mask=((row >= begin) & (row < end))[:, None])
         items += 1
-        head, first, begin, end, position, steps, top, tokens, split = _receive(box, box_full, box_free, items)
+        head, first, begin, end, position, steps, top, tokens, shift = _receive(box, box_full, box_free, items)
 
 
 # What differs between batches: a launch must never wait for a compilation.
-@gluon.jit(
-    do_not_specialize=["total", "table_stride", "users", "group", "heads", "ranks", "blocks", "work", "layers", "layer"]
-)
+@gluon.jit(do_not_specialize=["table_stride", "users", "group", "heads", "ranks", "height", "work", "layers", "layer"])
 def silu_over_pages(
-    q_desc, kv_desc, out, out_stride, total, starts, cached, table, table_stride, counter,
-    users, group, heads, ranks, blocks, work, layers, layer, half_scale, factor,
+    q_desc, kv_desc, out, out_stride, starts, cached, table, table_stride, counter,
+    users, group, heads, ranks, height, work, layers, layer, half_scale, factor,
     TARGET: gl.constexpr, CAUSAL: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     QUERIES: gl.constexpr, JOINT: gl.constexpr, TURNS: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
     """factor · Σ_j silu(q·k_j·scale)·v_j for every item.
 
-    Append writes the rows of `out`. Score writes its sum of each split in fp32, `total` rows apart; a split or a user
-    without keys writes nothing.
+    Append writes the rows of `out`. Score writes the sum of each split in fp32, at the item's own `height` rows of
+    `out`; a split or a user without keys writes nothing.
     """
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2 * QUERIES, ROWS // 2, D], q_desc.layout)
     k_smem = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, 1, KEYS, D], kv_desc.layout)
@@ -337,18 +334,18 @@ def silu_over_pages(
         [
             (_consume, (
                 q_smem, k_smem, v_smem, box, q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free, turn,
-                out, out_stride, total, half_scale, factor,
+                out, out_stride, half_scale, factor,
                 CAUSAL, KEYS, D, STAGES, QUERIES, JOINT, TURNS, 0,
             )),
             (_consume, (
                 q_smem, k_smem, v_smem, box, q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free, turn,
-                out, out_stride, total, half_scale, factor,
+                out, out_stride, half_scale, factor,
                 CAUSAL, KEYS, D, STAGES, QUERIES, JOINT, TURNS, 1,
             )),
             (_produce, (
                 q_desc, kv_desc, q_smem, k_smem, v_smem, box,
                 q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free,
-                starts, cached, table, table_stride, counter, users, group, heads, ranks, blocks, work, layers,
+                starts, cached, table, table_stride, counter, users, group, heads, ranks, height, work, layers,
                 layer, TARGET, CAUSAL, KEYS, D, STAGES, QUERIES, JOINT, DYNAMIC,
             )),
         ],

@@ -79,8 +79,7 @@ def project_rows(
             position = tl.load(cached + user) + row - begin
             page = tl.load(table + user * table_stride + position // PAGE, mask=mine, other=0).to(tl.int64)
             slot = tl.where(mine, (page * layers + layer) * 2 * PAGE + position % PAGE, slot)
-        slot += (3 - part) // 2 * PAGE
-        where = pages + slot[:, None] * WIDTH + (column - part * WIDTH)[None, :]
+        where = pages + (slot + (3 - part) // 2 * PAGE)[:, None] * WIDTH + (column - part * WIDTH)[None, :]
         tl.store(where, acc.to(pages.dtype.element_ty), mask=inside & (slot >= 0)[:, None])
     else:
         if PAGED:

@@ -22,9 +22,9 @@ def silu(x, HARDWARE: tl.constexpr):
 
 
 @triton.jit
-def split_pages(pages, blocks, bound, TARGET: tl.constexpr):
+def split_pages(pages, blocks, TARGET: tl.constexpr):
     """Pages of one split, from the user's own pages and blocks: up to TARGET blocks in all, two pages each at least."""
-    splits = tl.maximum(tl.minimum(tl.minimum(TARGET // tl.maximum(blocks, 1), (pages + 1) // 2), bound), 1)
+    splits = tl.maximum(tl.minimum(TARGET // tl.maximum(blocks, 1), (pages + 1) // 2), 1)
     return tl.maximum((pages + splits - 1) // splits, 1)
 
 
@@ -79,15 +79,15 @@ def _add(
 
 
 # What differs between batches: a launch must never wait for a compilation.
-@triton.jit(do_not_specialize=["total_rows", "table_stride", "heads", "ranks", "blocks", "layers", "layer"])
+@triton.jit(do_not_specialize=["table_stride", "heads", "ranks", "height", "layers", "layer"])
 def attend(
     q, out, sums, pages, starts, cached, table,
-    q_stride, out_stride, total_rows, table_stride, heads, ranks, blocks, layers, layer, scale, factor,
+    q_stride, out_stride, table_stride, heads, ranks, height, layers, layer, scale, factor,
     TARGET: tl.constexpr, CAUSAL: tl.constexpr, SOFTMAX: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """One item. Append writes rows of `out`. Score writes the sum of its split in fp32, and under softmax the largest
-    logit and the sum of weights of each row beside it, in `sums`."""
+    """One item. Append writes rows of `out`. Score writes the sum of its split in fp32, at the item's own `height` rows
+    of `out`, and under softmax the largest logit and the sum of weights of each row beside it, in `sums`."""
     index = tl.program_id(0)
     head = index % heads
     rank = (index // heads) % ranks
@@ -95,8 +95,9 @@ def attend(
     begin = tl.load(starts + user)
     end = tl.load(starts + user + 1)
     tokens = tl.load(cached + user)
-    split = 0
     low = 0
+    if end <= begin:
+        return
     if CAUSAL:
         length = tokens
         tokens += end - begin
@@ -104,19 +105,18 @@ def attend(
         first = begin + position - length
         high = (tl.minimum(tokens, position + ROWS) + KEYS - 1) // KEYS
         full = position // KEYS
-        if (end <= begin) | (position + ROWS <= length) | (position < 0):
+        shift = 0
+        if (position + ROWS <= length) | (position < 0):
             return
     else:
         position = 0
-        first = begin + (rank % blocks) * ROWS
+        blocks = (end - begin + ROWS - 1) // ROWS
+        first = begin + rank % blocks * ROWS
+        shift = (user * ranks + rank) * height - first
         high = (tokens + KEYS - 1) // KEYS
         full = tokens // KEYS
-        if first >= end:
-            return
-        split = rank // blocks
-        own = (end - begin + ROWS - 1) // ROWS * heads
-        chunk = split_pages((tokens + PAGE - 1) // PAGE, own, ranks // blocks, TARGET)
-        low = split * chunk * (PAGE // KEYS)
+        chunk = split_pages((tokens + PAGE - 1) // PAGE, blocks * heads, TARGET)
+        low = rank // blocks * chunk * (PAGE // KEYS)
         high = tl.minimum(high, low + chunk * (PAGE // KEYS))
         full = tl.minimum(full, high)
         if low >= high:
@@ -140,7 +140,7 @@ def attend(
         acc, top, total = _add(
             queries, k, v, acc, top, total, position, j, tokens, scale, KEYS, ROWS, CAUSAL, SOFTMAX, True, HARDWARE
         )
-    place = split * total_rows.to(tl.int64) + row.to(tl.int64)
+    place = (row + shift).to(tl.int64)
     if not SOFTMAX:
         acc = acc * factor
     elif CAUSAL:
@@ -153,9 +153,9 @@ def attend(
     tl.store(out + place[:, None] * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["total_rows", "heads", "bound"])
+@triton.jit(do_not_specialize=["heads", "ranks", "height"])
 def combine(
-    parts, sums, q, k_new, v_new, out, starts, cached, q_stride, new_stride, out_stride, total_rows, heads, bound,
+    parts, sums, q, k_new, v_new, out, starts, cached, q_stride, new_stride, out_stride, heads, ranks, height,
     scale, factor,
     TARGET: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
     WIDTH: tl.constexpr, HARDWARE: tl.constexpr, SOFTMAX: tl.constexpr,
@@ -169,7 +169,9 @@ def combine(
     if first >= end:
         return
     pages = (tl.load(cached + user) + PAGE - 1) // PAGE
-    chunk = split_pages(pages, (end - begin + ROWS - 1) // ROWS * heads, bound, TARGET)
+    blocks = (end - begin + ROWS - 1) // ROWS
+    chunk = split_pages(pages, blocks * heads, TARGET)
+    block = (first - begin) // ROWS
     row = (first + tl.arange(0, LINES)).to(tl.int64)
     dim = tl.arange(0, WIDTH)
     inside = (row < end)[:, None] & (dim < D)[None, :]
@@ -178,7 +180,7 @@ def combine(
     mine = tl.load(q + row[:, None] * q_stride + column, mask=inside, other=0.0).to(tl.float32)
     k = tl.load(k_new + own, mask=inside, other=0.0).to(tl.float32)
     v = tl.load(v_new + own, mask=inside, other=0.0).to(tl.float32)
-    where = parts + row[:, None] * heads * D + column
+    line = (first - begin) % ROWS + tl.arange(0, LINES)
     own_logit = tl.sum(mine * k, 1) * scale
     acc = v
     top = own_logit
@@ -186,10 +188,10 @@ def combine(
     if not SOFTMAX:
         acc = (silu(own_logit, HARDWARE) * factor)[:, None] * v
     for split in range(0, (pages + chunk - 1) // chunk):
-        apart = split * total_rows.to(tl.int64)
-        part = tl.load(where + apart * heads * D, mask=inside, other=0.0)
+        place = ((user * ranks + split * blocks + block) * height + line).to(tl.int64)
+        part = tl.load(parts + place[:, None] * heads * D + column, mask=inside, other=0.0)
         if SOFTMAX:
-            beside = sums + ((apart + row) * heads + head) * 2
+            beside = sums + (place * heads + head) * 2
             highest = tl.load(beside, mask=row < end, other=0.0)
             weights = tl.load(beside + 1, mask=row < end, other=0.0)
             both = tl.maximum(top, highest)

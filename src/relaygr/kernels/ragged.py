@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from relaygr.history import PAGE
+
 __all__ = ["PageList", "Ragged"]
 
 PageList = Sequence[int] | npt.NDArray[np.int32]
@@ -21,7 +23,8 @@ class Ragged:
     cached[u] tokens are already in its pages, which table[u] lists in order. In an append the table reaches
     over the new tokens too. Entries of the table past a user's pages are never read.
 
-    `rows` and `lengths` are `starts` (as counts) and `cached` on the host: the shapes a launch is planned from.
+    `rows` and `lengths` are `starts` (as counts) and `cached` on the host, or bounds of them: the shapes a launch is
+    planned from. Rows behind starts[users] belong to nobody: what comes out of them is undefined and goes into no page.
     """
 
     rows: tuple[int, ...]
@@ -52,15 +55,34 @@ class Ragged:
             torch.from_numpy(table).to(device),
         )
 
+    @staticmethod
+    def bound(users: int, rows: int, pages: int, device: torch.device | str = "cpu") -> "Ragged":
+        """A batch to capture launches with: up to `users` users of up to `rows` rows and `pages` pages each.
+
+        It holds nobody. What a replay is to run is copied into `starts`, `cached` and `table` beforehand, within the
+        bounds; users that are not there have no rows, so `starts` ends by repeating its last value. In an append the
+        pages bound cached and new tokens together.
+        """
+        return Ragged(
+            (rows,) * users,
+            (pages * PAGE,) * users,
+            torch.zeros(users + 1, dtype=torch.int32, device=device),
+            torch.zeros(users, dtype=torch.int32, device=device),
+            torch.zeros((users, max(pages, 1)), dtype=torch.int32, device=device),
+        )
+
     @property
     def total(self) -> int:
         """Rows in the batch."""
         return sum(self.rows)
 
     def row_users(self) -> torch.Tensor:
-        """int64 [total]: the user each row belongs to. Computed on the device, shapes known from the host."""
+        """int64 [total]: the user each row belongs to, the last where it belongs to nobody.
+
+        Computed on the device, shapes known from the host.
+        """
         rows = torch.arange(self.total, device=self.starts.device, dtype=self.starts.dtype)
-        return torch.searchsorted(self.starts, rows, right=True) - 1
+        return torch.searchsorted(self.starts[:-1], rows, right=True) - 1
 
     def token_positions(self) -> torch.Tensor:
         """int64 [total]: the position of each row among its user's tokens, when rows are new tokens."""

@@ -2,6 +2,9 @@
 
 Grids come from the host's view of a batch (`rows`, `lengths`); everything else is read on the device. So a captured
 launch may be replayed with other starts, lengths and tables, within the bounds of the batch it was captured with.
+
+Scores of one user are work items, heads × blocks of its rows × splits of its keys, numbered by the user itself: what
+`_TARGET` allows is the most that any number of rows takes, and every item has rows of its own for its sum.
 """
 
 from dataclasses import dataclass
@@ -80,11 +83,11 @@ class TritonAttention:
         if longest == 0:
             return out
         if isinstance(weighting, Silu) and self._fits_hopper(q, pages):
-            _launch_hopper(weighting, q, out, pages, layer, batch, _blocks_by_position(longest, PAGE), 1, causal=True)
+            _launch_hopper(weighting, q, out, pages, layer, batch, _blocks_by_position(longest, PAGE), 0, causal=True)
         else:
             rows = _portable_rows(q)
             _launch_portable(
-                weighting, q, out, out, pages, layer, batch, rows, _blocks_by_position(longest, rows), 1, causal=True
+                weighting, q, out, out, pages, layer, batch, rows, _blocks_by_position(longest, rows), 0, causal=True
             )
         return out
 
@@ -106,21 +109,18 @@ class TritonAttention:
             k, v = k.contiguous(), v.contiguous()
         hopper = isinstance(weighting, Silu) and self._fits_hopper(q, pages)
         rows = PAGE if hopper else _portable_rows(q)
-        blocks = triton.cdiv(longest, rows)
         heads, dim = q.shape[1:]
-        splits = _splits(batch, heads, rows)
-        parts = torch.empty((splits, *q.shape), dtype=torch.float32, device=q.device)
-        sums = parts.new_empty((splits, len(q), heads, 0 if isinstance(weighting, Silu) else 2))
+        ranks, height = _score_ranks(batch, heads, rows), min(longest, rows)
+        parts = torch.empty((len(batch.rows) * ranks * height, heads, dim), dtype=torch.float32, device=q.device)
+        sums = parts.new_empty((len(parts), heads, 0 if isinstance(weighting, Silu) else 2))
         if isinstance(weighting, Silu) and hopper:
-            _launch_hopper(weighting, q, parts, pages, layer, batch, blocks * splits, blocks, causal=False)
+            _launch_hopper(weighting, q, parts, pages, layer, batch, ranks, height, causal=False)
         else:
-            _launch_portable(
-                weighting, q, parts, sums, pages, layer, batch, rows, blocks * splits, blocks, causal=False
-            )
+            _launch_portable(weighting, q, parts, sums, pages, layer, batch, rows, ranks, height, causal=False)
         lines = 8
         portable.combine[triton.cdiv(longest, lines), heads, len(batch.rows)](
             parts, sums, q, k, v, out, batch.starts, batch.cached,
-            _row_stride(q), _row_stride(k), _row_stride(out), len(q), heads, splits,
+            _row_stride(q), _row_stride(k), _row_stride(out), heads, ranks, height,
             weighting.scale, _factor(weighting),
             TARGET=_TARGET, ROWS=rows, LINES=lines, PAGE=PAGE, D=dim,
             WIDTH=triton.next_power_of_2(dim), HARDWARE=has_tanh(q.device),
@@ -154,13 +154,14 @@ def _blocks_by_position(rows: int, block: int) -> int:
     return (rows + 2 * block - 2) // block
 
 
-def _splits(batch: Ragged, heads: int, rows: int) -> int:
-    """The most splits any user of the batch takes; each takes what its own rows and length ask for."""
-    most = max(
-        max(1, min(_TARGET // max(1, heads * triton.cdiv(r, rows)), (triton.cdiv(n, PAGE) + 1) // 2))
-        for r, n in zip(batch.rows, batch.lengths, strict=True)
-    )
-    return int(most)
+def _score_ranks(batch: Ragged, heads: int, rows: int) -> int:
+    """Blocks of rows times splits of keys, the most that any user within the batch's bounds takes.
+
+    b blocks take b·⌊_TARGET / (heads·b)⌋ at most, and few rows take more splits than many.
+    """
+    blocks = triton.cdiv(max(batch.rows), rows)
+    splits = (triton.cdiv(max(batch.lengths), PAGE) + 1) // 2
+    return int(max(blocks, min(_TARGET // heads, blocks * splits)))
 
 
 def _factor(weighting: Weighting) -> float:
@@ -181,7 +182,7 @@ def _launch_portable(
     batch: Ragged,
     rows: int,
     ranks: int,
-    blocks: int,
+    height: int,
     *,
     causal: bool,
 ) -> None:
@@ -189,8 +190,8 @@ def _launch_portable(
     full = q.dtype == torch.float32
     portable.attend[heads * len(batch.rows) * ranks,](
         q, out, sums, pages, batch.starts, batch.cached, batch.table,
-        _row_stride(q), heads * dim, len(q), batch.table.stride(0),
-        heads, ranks, blocks, pages.shape[1], layer, weighting.scale, _factor(weighting),
+        _row_stride(q), heads * dim, batch.table.stride(0),
+        heads, ranks, height, pages.shape[1], layer, weighting.scale, _factor(weighting),
         TARGET=_TARGET, CAUSAL=causal, SOFTMAX=not isinstance(weighting, Silu), ROWS=rows, KEYS=32 if full else 64,
         PAGE=PAGE, D=dim, WIDTH=max(triton.next_power_of_2(dim), 16), HARDWARE=has_tanh(q.device),
         num_warps=4 if full else 8, num_stages=2 if full or dim > 128 else 3,
@@ -205,7 +206,7 @@ def _launch_hopper(
     layer: int,
     batch: Ragged,
     ranks: int,
-    blocks: int,
+    height: int,
     *,
     causal: bool,
 ) -> None:
@@ -238,8 +239,8 @@ def _launch_hopper(
     dynamic = causal and work > grid
     counter = torch.zeros(1, dtype=torch.int32, device=q.device) if dynamic else batch.starts
     hopper.silu_over_pages[grid,](
-        queries, keys, out, width, total, batch.starts, batch.cached, batch.table, batch.table.stride(0),
-        counter, users, group, heads, ranks, blocks, work, layers, layer, weighting.scale / 2, 1 / weighting.length,
+        queries, keys, out, width, batch.starts, batch.cached, batch.table, batch.table.stride(0),
+        counter, users, group, heads, ranks, height, work, layers, layer, weighting.scale / 2, 1 / weighting.length,
         TARGET=_TARGET, CAUSAL=causal, KEYS=tiles.keys, D=dim, STAGES=tiles.stages, QUERIES=tiles.queries,
         JOINT=tiles.joint, TURNS=tiles.turns, DYNAMIC=dynamic, num_warps=4,
     )  # fmt: skip
