@@ -33,9 +33,13 @@ class NoDevice:
     """An executor whose work takes no time: what is left is the engine."""
 
     depth = 1
+    host_pages = 0
+
+    def facts(self) -> dict[str, float]:
+        return {}
 
     def open(self, model: Model, config: EngineConfig) -> Capacity:
-        return Capacity(config.device_bytes // 1024, 0, 1024)
+        return Capacity(config.device_bytes() // 1024, 0, 1024)
 
     async def prepare(self, model: Model) -> Served:
         return Served(model, model.version(), model.epoch)

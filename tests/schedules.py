@@ -17,6 +17,7 @@ import numpy.typing as npt
 from oracle import oracle_scores
 from relaygr import Engine, EngineConfig, History, PreInferOutcome, Ranked, SteppedWindow
 from relaygr.clock import VirtualClock, VirtualTimeLoop, run_virtual
+from relaygr.engine.cpu_runner import CpuRunner
 from relaygr.engine.faults import Faults, FaultyExecutor
 from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel, simulated_scores
 from relaygr.engine.step import Capacity, Executor, Model, PageCopy, Served, Step
@@ -42,9 +43,15 @@ class TorchInVirtualTime(SimulatedExecutor):
 
     def open(self, model: Model, config: EngineConfig) -> Capacity:
         capacity = self._torch.open(model, config)
-        self._torch._pages.fill_(float("nan"))
-        self._torch._host_pages.fill_(float("nan"))
+        assert isinstance(self._torch._runner, CpuRunner)
+        self._runner = self._torch._runner
+        self._runner.pages.fill_(float("nan"))
+        self._runner.host_pages.fill_(float("nan"))
         return capacity
+
+    @property
+    def host_pages(self) -> int:
+        return self._torch.host_pages
 
     async def prepare(self, model: Model) -> Served:
         return self._torch._prepare(model)
@@ -53,11 +60,11 @@ class TorchInVirtualTime(SimulatedExecutor):
         self._torch.close()
 
     def _run(self, step: Step) -> list[npt.NDArray[np.float32]]:
-        return self._torch._run(step).scores
+        return self._runner.run(step).scores
 
     def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
         seconds = self._costs.copy + self._costs.page * len(copy.source)
-        return self._after(copy.direction, seconds, lambda: self._torch._move(copy) * 0 + seconds)
+        return self._after(copy.direction, seconds, lambda: self._runner.move(copy) * 0 + seconds)
 
 
 @dataclass

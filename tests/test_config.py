@@ -74,7 +74,7 @@ def test_whole_sizes_are_exact(number: int, unit: str) -> None:
 
 def test_sizes_of_the_tiers_are_read_from_their_fields() -> None:
     config = EngineConfig(device_cache="3MiB", host_cache="0")
-    assert (config.device_bytes, config.host_bytes) == (3 * 2**20, 0)
+    assert (config.device_bytes(), config.host_bytes) == (3 * 2**20, 0)
 
 
 @pytest.mark.parametrize(

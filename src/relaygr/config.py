@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ class EngineConfig:
     dtype: str = "float32"
     """What the model and its pages are cast to: "float32", "bfloat16", "float16"."""
     device_cache: str = "1GiB"
-    """Memory for KV pages on the device."""
+    """Memory for KV pages on the device: "60GiB", or on a GPU a share of what is free there, "80%"."""
     host_cache: str = "4GiB"
     """Memory for KV pages in this machine's DRAM; "0": none."""
     on_miss: OnMiss = "full"
@@ -72,7 +73,8 @@ class EngineConfig:
             raise InvalidInput("accept_epochs", "must not be negative")
         if self.max_history is not None and self._number("max_history", int) < 1:
             raise InvalidInput("max_history", "must be at least 1")
-        self.device_bytes, self.host_bytes  # noqa: B018  (refuse unreadable sizes here, not later)
+        self.device_bytes(lambda: 0)  # refuse unreadable sizes here, not later
+        self.host_bytes  # noqa: B018
 
     def _number(self, field: str, kind: Any) -> Any:
         value = getattr(self, field)
@@ -80,9 +82,24 @@ class EngineConfig:
             raise InvalidInput(field, f"must be {'an integer' if kind is int else 'a number'}, not {value!r}")
         return value
 
-    @property
-    def device_bytes(self) -> int:
-        return parse_bytes("device_cache", self.device_cache)
+    def device_bytes(self, free: Callable[[], int] | None = None) -> int:
+        """Bytes of the device cache; `free` tells how many are free, where that is a share of them."""
+        text = str(self.device_cache).strip()
+        if not text.endswith("%"):
+            return parse_bytes("device_cache", self.device_cache)
+        try:
+            share = float(text[:-1]) / 100
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            raise InvalidInput(
+                "device_cache", f'is {self.device_cache!r}; write "4GiB", or a share such as "80%"'
+            )
+        if free is None:
+            raise InvalidInput(
+                "device_cache", f"is {self.device_cache!r}; this device needs a size"
+            )
+        return int(share * free())
 
     @property
     def host_bytes(self) -> int:

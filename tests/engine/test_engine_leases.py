@@ -255,7 +255,7 @@ async def test_pre_inference_is_refused_past_its_share_of_device_time() -> None:
 async def test_a_rank_that_waits_for_pages_is_not_overtaken_by_less_urgent_ones() -> None:
     """Small ranks keep coming: together they always hold a page that the long one needs."""
     async with opened(spare=0, max_history=400) as bench:
-        assert bench.engine.status().device_pages * PAGE_BYTES == bench.engine.config.device_bytes
+        assert bench.engine.status().device_pages * PAGE_BYTES == bench.engine.config.device_bytes()
         stream = []
 
         async def small(k: int) -> None:

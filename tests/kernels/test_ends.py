@@ -24,8 +24,14 @@ def _seed() -> None:
     torch.manual_seed(5)
 
 
-def _tables(dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    return [torch.randn(rows, dim, dtype=torch.float64).to(DEVICE, dtype) for rows in ROWS.values()]
+Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _tables(dim: int, dtype: torch.dtype) -> Tables:
+    table, kinds, gaps, positions = (
+        torch.randn(rows, dim, dtype=torch.float64).to(DEVICE, dtype) for rows in ROWS.values()
+    )
+    return table, kinds, gaps, positions
 
 
 def _tokens(count: int, *, planar: bool) -> torch.Tensor:
@@ -44,7 +50,8 @@ def _error(result: torch.Tensor, reference: torch.Tensor) -> float:
 @pytest.mark.parametrize(("count", "dim"), [(1, 32), (70, 96)])
 def test_an_embedding_is_the_sum_of_four_rows(count: int, dim: int, planar: bool, dtype: torch.dtype) -> None:
     tables, tokens = _tables(dim, dtype), _tokens(count, planar=planar)
-    expected = embed_plain(tokens, *(table.double() for table in tables))
+    table, kinds, gaps, positions = (each.double() for each in tables)
+    expected = embed_plain(tokens, table, kinds, gaps, positions)
     assert _error(ends_triton.embed(tokens, *tables, None), expected) <= TOLERANCE[dtype]
 
 
@@ -56,7 +63,9 @@ def test_hot_rows_are_read_from_the_device_and_the_others_from_the_table() -> No
     slots[warm] = torch.arange(20, dtype=torch.int32, device=DEVICE)
     table = tables[0].clone()
     table[warm] = torch.nan
-    got = ends_triton.embed(tokens, table, *tables[1:], HotRows(tables[0][warm].contiguous(), slots))
+    got = ends_triton.embed(
+        tokens, table, tables[1], tables[2], tables[3], HotRows(tables[0][warm].contiguous(), slots)
+    )
     assert torch.equal(got, expected)
 
 

@@ -36,7 +36,7 @@ def _score_rows(draw: np.random.Generator, users: int) -> list[ScoreRow]:
         features = draw.random((count, 3), np.float32) if draw.random() < 0.5 else None
         candidates = Candidates(draw.integers(0, 90, count), features)
         request = draw.random(2, np.float32) if draw.random() < 0.5 else None
-        rows.append(ScoreRow(candidates, request, tokens, tokens, draw.integers(0, 99, -(-tokens // 128))))
+        rows.append(ScoreRow(candidates, request, tokens, tokens, draw.integers(0, 99, -(-tokens // 128)).tolist()))
     return rows
 
 
@@ -58,7 +58,7 @@ def test_a_batch_in_a_larger_buffer_is_the_batch_and_harmless_rows(seed: int) ->
     assert roomy.starts.tolist() == [*exact.ragged.starts.tolist(), total, total]
     assert roomy.cached.tolist() == [*exact.ragged.cached.tolist(), 0, 0]
     for user, row in enumerate(rows):
-        assert roomy.table[user, : len(row.pages)].tolist() == row.pages.tolist()
+        assert roomy.table[user, : len(row.pages)].tolist() == row.pages
 
 
 def test_appends_are_packed_in_the_order_of_their_rows() -> None:

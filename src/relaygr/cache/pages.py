@@ -28,6 +28,14 @@ class PagePool:
         self._pins = np.zeros(total, np.int32)
         self._filled = np.zeros(total, np.int32)
 
+    def grow(self, total: int) -> None:
+        """There are this many pages now; the new ones are free."""
+        new = range(total - 1, self.total - 1, -1)
+        for counts in ("_owners", "_pins", "_filled"):
+            setattr(self, counts, np.concatenate((getattr(self, counts), np.zeros(len(new), np.int32))))
+        self._free = [*new, *self._free]
+        self.total = total
+
     @property
     def free(self) -> int:
         return len(self._free)

@@ -9,16 +9,16 @@ from relaygr.cache import Lineage, Tier
 from relaygr.clock import Clock, RealClock
 from relaygr.config import EngineConfig
 from relaygr.engine.cost import CostModel
+from relaygr.engine.limits import max_history, reserve_pages
 from relaygr.engine.loop import EngineLoop
 from relaygr.engine.outcomes import Decision, PreInferOutcome, Ranked
 from relaygr.engine.profile import profile
 from relaygr.engine.status import EngineCounts, EngineStatus
-from relaygr.engine.step import Capacity, Executor, Model, Served
+from relaygr.engine.step import Executor, Model, Progress, Served, no_progress
 from relaygr.engine.torch_executor import TorchExecutor
 from relaygr.engine.work import PreInfer, Rank
 from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailable
-from relaygr.history import PAGE, History, KnownHistory
-from relaygr.model.config import MAX_CONTEXT
+from relaygr.history import History, KnownHistory
 
 __all__ = ["Engine"]
 
@@ -46,12 +46,16 @@ class Engine:
         *,
         clock: Clock | None = None,
         executor: Executor | None = None,
+        progress: Progress = no_progress,
     ) -> None:
-        """`clock` and `executor` are seams for tests and simulation; the defaults are real."""
+        """`clock` and `executor` are seams for tests and simulation; the defaults are real.
+
+        `progress` hears how far the device has been prepared.
+        """
         self.config = config or EngineConfig()
         self.clock: Clock = clock or RealClock()
         self._model = model
-        self._executor: Executor = executor or TorchExecutor()
+        self._executor: Executor = executor or TorchExecutor(progress)
         self._loop: EngineLoop | None = None
         self._max_history = 0
         self._page_bytes = 0
@@ -65,17 +69,17 @@ class Engine:
         self._swapping = asyncio.Lock()
         capacity = self._executor.open(self._model, self.config)
         try:
-            self._max_history = self._fit_max_history(capacity)
+            self._max_history = max_history(self.config, capacity)
             self._page_bytes = capacity.page_bytes
             served = await self._executor.prepare(self._model)
-            device, host = Tier(capacity.device), Tier(capacity.host)
+            device, host = Tier(capacity.device), Tier(self._executor.host_pages)
             cost = CostModel()
             await profile(self._executor, served, device, host, cost, self._max_history)
         except BaseException:
             self._executor.close()
             raise
         self._loop = EngineLoop(
-            self.config, self._executor, self.clock, served, device, host, cost, self._reserve(self._max_history)
+            self.config, self._executor, self.clock, served, device, host, cost, reserve_pages(self._max_history)
         )
         return self
 
@@ -241,6 +245,7 @@ class Engine:
             resident_left_by_earlier=loop.resident_left_by_earlier,
             outcomes={outcome.value: count for outcome, count in loop.outcomes.items()},
             faults=dict(loop.device.faults),
+            prepared=self._executor.facts(),
             cost_model_version=loop.cost.version,
             cost_model={"steps": loop.cost.steps.coefficients, "copies": loop.cost.copies.coefficients},
         )
@@ -264,23 +269,6 @@ class Engine:
         if self._loop is None:
             raise Unavailable("the engine is not open: use it in `async with`")
         return self._loop
-
-    @staticmethod
-    def _reserve(max_history: int) -> int:
-        """Pages one history of the longest kind may need: context, history, and a page copied to be rewritten."""
-        return -(-(max_history + MAX_CONTEXT) // PAGE) + 1
-
-    def _fit_max_history(self, capacity: Capacity) -> int:
-        """The longest history this device cache is made for."""
-        if self.config.max_history is None:
-            longest = (capacity.device // 2 - 1) * PAGE - MAX_CONTEXT
-            if longest < 1:
-                raise InvalidInput("device_cache", f"holds {capacity.device} pages: too few for any history")
-            return longest
-        if self._reserve(self.config.max_history) > capacity.device:
-            need, have = self._reserve(self.config.max_history), capacity.device
-            raise InvalidInput("max_history", f"needs {need} pages, device_cache holds {have}; raise it")
-        return self.config.max_history
 
     @staticmethod
     def _check_user(user: Any) -> None:

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from relaygr.config import EngineConfig
-from relaygr.engine.step import Capacity, Executor, Model, PageCopy, Served, Step, StepResult
+from relaygr.engine.step import (
+    Capacity,
+    Executor,
+    Model,
+    PageCopy,
+    Served,
+    Step,
+    StepResult,
+)
 
 __all__ = ["Faults", "FaultyExecutor", "InjectedFault"]
 
@@ -38,7 +46,6 @@ class FaultyExecutor:
     """An executor with faults, the same for the same seed and sequence of calls. Steps still end in order."""
 
     def __init__(self, inner: Executor, faults: Faults, seed: int) -> None:
-        self.depth = inner.depth
         self.active = True
         """Tests switch faults off to let an engine start or settle."""
         self._inner = inner
@@ -48,6 +55,17 @@ class FaultyExecutor:
 
     def open(self, model: Model, config: EngineConfig) -> Capacity:
         return self._inner.open(model, config)
+
+    @property
+    def depth(self) -> int:
+        return self._inner.depth
+
+    @property
+    def host_pages(self) -> int:
+        return self._inner.host_pages
+
+    def facts(self) -> dict[str, float]:
+        return self._inner.facts()
 
     async def prepare(self, model: Model) -> Served:
         return await self._inner.prepare(model)

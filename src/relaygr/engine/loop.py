@@ -73,6 +73,7 @@ class EngineLoop:
         self._scheduler = Scheduler(cost, config.step_ms / 1e3)
         self._admission = Admission(tier.pool.total, reserve_pages, config.lease_share, config.pre_infer_share)
         self._returns = ReturnRate()
+        self._executor = executor
         self._clock = clock
         self._orders = orders
         self._turn_set = False
@@ -231,6 +232,8 @@ class EngineLoop:
         self._turn_set = False
         if self._closing:
             return
+        if self._executor.host_pages > self.host.pool.total:
+            self.host.pool.grow(self._executor.host_pages)
         self.ranks.feed_starved()
         while self.device.wants_more:
             plan = self._scheduler.plan(self.builds.runnable(), self.ranks.ready)

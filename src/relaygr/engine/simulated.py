@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from relaygr.config import EngineConfig
 from relaygr.engine.cost import CostModel
-from relaygr.engine.step import Capacity, Direction, Model, PageCopy, Served, Step, StepResult
+from relaygr.engine.step import (
+    Capacity,
+    Direction,
+    Model,
+    PageCopy,
+    Served,
+    Step,
+    StepResult,
+)
 from relaygr.errors import InvalidInput
 from relaygr.history import PAGE, History
 from relaygr.model.batch import AppendRow, ScoreRow
@@ -83,13 +91,20 @@ class SimulatedExecutor:
 
     def open(self, model: Model, config: EngineConfig) -> Capacity:
         capacity = Capacity(
-            config.device_bytes // self._page_bytes, config.host_bytes // self._page_bytes, self._page_bytes
+            config.device_bytes() // self._page_bytes, config.host_bytes // self._page_bytes, self._page_bytes
         )
         if not capacity.device:
             raise InvalidInput("device_cache", f"is less than one page, {self._page_bytes} bytes")
         self._pages = np.full((capacity.device, PAGE), _POISON, np.uint64)
         self._host = np.full((capacity.host, PAGE), _POISON, np.uint64)
         return capacity
+
+    @property
+    def host_pages(self) -> int:
+        return len(self._host)
+
+    def facts(self) -> dict[str, float]:
+        return {}
 
     async def prepare(self, model: Model) -> Served:
         return Served(model, model.version(), model.epoch)

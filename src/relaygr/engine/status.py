@@ -19,6 +19,7 @@ class EngineStatus:
     device_prefixes: int
     device_evictions: int
     host_pages: int
+    """Those that may be used by now."""
     host_pages_free: int
     host_pages_pinned: int
     host_prefixes: int
@@ -39,6 +40,8 @@ class EngineStatus:
     """Of the RESIDENT: those whose prefix an earlier request had left."""
     outcomes: dict[str, int]
     faults: dict[str, int]
+    prepared: dict[str, float]
+    """What the device has prepared: launches captured, the bytes and the seconds that took."""
     cost_model_version: int
     cost_model: dict[str, tuple[float, ...]]
 

@@ -1,7 +1,7 @@
 """What an executor runs, and the seam between the loop and the device."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +16,25 @@ from relaygr.model.batch import AppendRow, ScoreRow
 from relaygr.model.candidates import Candidates
 from relaygr.model.config import ModelConfig
 
-__all__ = ["Capacity", "Direction", "Executor", "Model", "PageCopy", "Served", "Step", "StepResult"]
+__all__ = [
+    "Capacity",
+    "Direction",
+    "Executor",
+    "Model",
+    "PageCopy",
+    "Progress",
+    "Served",
+    "Step",
+    "StepResult",
+    "no_progress",
+]
+
+Progress = Callable[[str, int, int], None]
+"""Called, on any thread, with what is being done, how much of it is done, and of how much."""
+
+
+def no_progress(what: str, done: int, of: int) -> None:
+    """For those who do not care."""
 
 
 class Model(Protocol):
@@ -50,6 +68,8 @@ class Step:
     scores: Sequence[ScoreRow]
     page_copies: Sequence[tuple[int, int]] = ()
     """(from, to) inside the device tier: pages about to be rewritten while someone still reads them."""
+    reloads: Sequence["PageCopy"] = ()
+    """Copies under way whose pages its scores read: the device sees to it that they do so behind the copy."""
 
 
 class StepResult(NamedTuple):
@@ -66,7 +86,7 @@ class Direction(StrEnum):
     OUT = "OUT"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PageCopy:
     """Pages to move between the tiers: source[i] to target[i]."""
 
@@ -90,8 +110,19 @@ class Executor(Protocol):
     did not happen or may not have: what it should have written is then undefined. Called from the event loop alone.
     """
 
-    depth: int
-    """Steps worth having in flight at once."""
+    @property
+    def depth(self) -> int:
+        """Steps worth having in flight at once."""
+        ...
+
+    @property
+    def host_pages(self) -> int:
+        """Pages of the host tier that may be used now; it only grows, up to what `open` said."""
+        ...
+
+    def facts(self) -> dict[str, float]:
+        """What it has prepared, by name, for people to look at."""
+        ...
 
     def open(self, model: Model, config: EngineConfig) -> Capacity:
         """Allocate both tiers for this model's pages. Raises InvalidInput if that cannot be."""

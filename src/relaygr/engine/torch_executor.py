@@ -1,19 +1,20 @@
-"""A device that runs real models with torch: one worker for steps and one for copies, each with its own stream."""
+"""A device that runs real models with torch: it holds the pages of both tiers and the models as they are served."""
 
 import asyncio
 import copy
-import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
-import numpy as np
 import torch
 import xxhash
 
 from relaygr.config import EngineConfig
-from relaygr.engine.step import Capacity, Direction, Model, PageCopy, Served, Step, StepResult
+from relaygr.engine.cpu_runner import CpuRunner
+from relaygr.engine.limits import longest_pages, max_history
+from relaygr.engine.runner import Runner
+from relaygr.engine.step import Capacity, Model, PageCopy, Progress, Served, Step, StepResult, no_progress
 from relaygr.errors import InvalidInput
 from relaygr.kernels import PageLayout, attention_for
-from relaygr.model import AppendBatch, RankingModel, ScoreBatch
+from relaygr.model import RankingModel
 from relaygr.model.ranking import EPOCH_TABLES
 
 __all__ = ["TorchExecutor"]
@@ -24,42 +25,56 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class TorchExecutor:
     """Pools of pages as two tensors of one layout, one on the device and one in host memory."""
 
-    def __init__(self) -> None:
-        self.depth = 1
+    def __init__(self, progress: Progress = no_progress) -> None:
+        self._progress = progress
         self._layout: PageLayout | None = None
         self._device = torch.device("cpu")
         self._dtype = torch.float32
-        self._pages = torch.empty(0)
-        self._host_pages = torch.empty(0)
+        self._runner: Runner
+        self._close_host: Callable[[], None] = lambda: None
+        self._host_ready: Callable[[], int] = lambda: 0
         self._tables: dict[tuple[str, int], bytes] = {}
         """Digests of the tables served under each version and epoch: one epoch means one set of them."""
 
+    @property
+    def depth(self) -> int:
+        return self._runner.depth
+
+    @property
+    def host_pages(self) -> int:
+        return self._host_ready()
+
+    def facts(self) -> dict[str, float]:
+        return self._runner.facts()
+
     def open(self, model: Model, config: EngineConfig) -> Capacity:
-        try:
-            self._device = torch.device(config.device)
-        except RuntimeError as error:
-            raise InvalidInput("device", str(error).splitlines()[0]) from error
-        if self._device.type == "meta":
-            raise InvalidInput("device", "is 'meta', which computes nothing")
-        if self._device.type == "cuda" and (self._device.index or 0) >= (seen := torch.cuda.device_count()):
-            raise InvalidInput("device", f"is {config.device!r}, and torch sees {seen or 'no'} CUDA devices")
+        self._device = _device_of(config.device)
         self._dtype = _DTYPES[config.dtype]
         layout = self._layout_of(_checked(model))
-        capacity = Capacity(config.device_bytes // layout.bytes, config.host_bytes // layout.bytes, layout.bytes)
+        device_bytes = config.device_bytes(lambda: _free_bytes(self._device, _checked(model), self._dtype))
+        capacity = Capacity(device_bytes // layout.bytes, config.host_bytes // layout.bytes, layout.bytes)
         if not capacity.device:
             raise InvalidInput("device_cache", f"is less than one page of this model, {layout.bytes} bytes")
+        longest = longest_pages(max_history(config, capacity))
         self._layout = layout
-        field = "device_cache"
         try:
-            self._pages = layout.allocate(capacity.device, device=self._device)
-            field = "host_cache"
-            pinned = self._device.type == "cuda" and capacity.host > 0
-            self._host_pages = layout.allocate(capacity.host, pinned=pinned)
+            pages = layout.allocate(capacity.device, device=self._device)
         except RuntimeError as error:
-            self._pages = torch.empty(0)
-            raise InvalidInput(field, f"cannot be allocated: {str(error).splitlines()[0]}") from error
-        self._steps = ThreadPoolExecutor(1, "relaygr-steps")
-        self._copies = ThreadPoolExecutor(1, "relaygr-copies")
+            raise InvalidInput("device_cache", f"cannot be allocated: {str(error).splitlines()[0]}") from error
+        if self._device.type == "cuda":
+            from relaygr.engine.cuda_runner import CudaRunner
+            from relaygr.engine.pinned import PinnedPages
+
+            host = PinnedPages(layout, capacity.host)
+            self._host_ready, self._close_host = lambda: host.ready, host.close
+            self._runner = CudaRunner(pages, host.pages, longest)
+        else:
+            try:
+                host_pages = layout.allocate(capacity.host)
+            except RuntimeError as error:
+                raise InvalidInput("host_cache", f"cannot be allocated: {str(error).splitlines()[0]}") from error
+            self._host_ready = lambda: capacity.host
+            self._runner = CpuRunner(pages, host_pages)
         return capacity
 
     async def prepare(self, model: Model) -> Served:
@@ -81,6 +96,7 @@ class TorchExecutor:
         tables = _digest_of_tables(model)
         if self._tables.get((served.version, served.epoch), tables) != tables:
             raise InvalidInput("epoch", f"is {served.epoch}, which was served with other tables: raise it")
+        self._runner.serve(served, self._progress)
         return served
 
     def _layout_of(self, model: RankingModel) -> PageLayout:
@@ -88,45 +104,39 @@ class TorchExecutor:
         return PageLayout(config.layers, config.heads, config.head_dim, self._dtype)
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
-        return asyncio.get_running_loop().run_in_executor(self._steps, self._run, step)
+        return self._runner.launch(step)
 
     def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
-        return asyncio.get_running_loop().run_in_executor(self._copies, self._move, copy)
+        return self._runner.copy(copy)
 
     def close(self) -> None:
-        self._steps.shutdown()
-        self._copies.shutdown()
-        self._pages = self._host_pages = torch.empty(0)
+        self._runner.close()
+        del self._runner
+        self._close_host()
+        self._close_host, self._host_ready = lambda: None, lambda: 0
         self._tables.clear()
 
-    def _run(self, step: Step) -> StepResult:
-        began = time.perf_counter()
-        model = step.served.model
-        assert isinstance(model, RankingModel)
-        for old, new in step.page_copies:
-            self._pages[new].copy_(self._pages[old])
-        if step.appends:
-            model.append(AppendBatch.pack(model.config, step.appends, self._device), self._pages)
-        scores = []
-        if step.scores:
-            packed = model.score(ScoreBatch.pack(model.config, step.scores, self._device), self._pages)
-            ends = np.cumsum([len(row.candidates) for row in step.scores])
-            scores = np.split(packed.cpu().numpy(), ends[:-1])
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        return StepResult(scores, time.perf_counter() - began)
 
-    def _move(self, copy: PageCopy) -> float:
-        began = time.perf_counter()
-        inward = copy.direction is Direction.IN
-        source, target = (self._host_pages, self._pages) if inward else (self._pages, self._host_pages)
-        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):  # beside the steps; what is copied was complete before, by their own ends
-            for old, new in zip(copy.source.tolist(), copy.target.tolist(), strict=True):
-                target[new].copy_(source[old], non_blocking=True)
-        if stream is not None:
-            stream.synchronize()
-        return time.perf_counter() - began
+def _device_of(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidInput("device", str(error).splitlines()[0]) from error
+    if device.type == "meta":
+        raise InvalidInput("device", "is 'meta', which computes nothing")
+    if device.type == "cuda":
+        if (device.index or 0) >= (seen := torch.cuda.device_count()):
+            raise InvalidInput("device", f"is {name!r}, and torch sees {seen or 'no'} CUDA devices")
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def _free_bytes(device: torch.device, model: RankingModel, dtype: torch.dtype) -> int:
+    """Memory of the device that is free once the model is there."""
+    if device.type != "cuda":
+        raise InvalidInput("device_cache", 'is a share of free memory, which only a CUDA device has: write "4GiB"')
+    weights = 0 if model.device == device else sum(each.numel() for each in model.parameters()) * dtype.itemsize
+    return max(torch.cuda.mem_get_info(device)[0] - weights, 0)
 
 
 def _checked(model: Model) -> RankingModel:

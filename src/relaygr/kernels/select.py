@@ -6,7 +6,7 @@ from relaygr.kernels.attention import Attention
 from relaygr.kernels.device import has_triton
 from relaygr.kernels.reference import ReferenceAttention
 
-__all__ = ["attention_for"]
+__all__ = ["attention_for", "replayable"]
 
 
 def attention_for(device: torch.device | str) -> Attention:
@@ -16,3 +16,8 @@ def attention_for(device: torch.device | str) -> Attention:
 
         return TritonAttention()
     return ReferenceAttention()
+
+
+def replayable(attention: Attention) -> bool:
+    """Whether launches of it, once captured, serve other batches: those of the definition are planned on the host."""
+    return not isinstance(attention, ReferenceAttention)

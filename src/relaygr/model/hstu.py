@@ -7,6 +7,7 @@ from relaygr.errors import InvalidInput
 from relaygr.kernels import Attention, PageLayout, Ragged, ReferenceAttention, Silu
 from relaygr.kernels.layer import Norm, Projected, finish, project, project_into
 from relaygr.model.config import Combine, ModelConfig, SiluOn
+from relaygr.model.stack import BeforeLayer
 
 __all__ = ["HstuLayer", "HstuStack"]
 
@@ -96,8 +97,12 @@ class HstuStack(nn.Module):
             x = self._append_layer(index, x, pages, batch)
         self._layer(last).project_into(self.attention, x, pages, last, batch)
 
-    def score(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
+    def score(
+        self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged, before: BeforeLayer | None = None
+    ) -> torch.Tensor:
         for index in range(len(self.layers)):
+            if before is not None:
+                before(index)
             layer = self._layer(index)
             u, v, q, k = layer.project(x)
             x = layer.finish(x, u, self.attention.score(self.weighting, q, k, v, pages, index, batch))

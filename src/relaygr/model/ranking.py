@@ -15,7 +15,7 @@ from relaygr.model.embedding import TokenEmbedding
 from relaygr.model.hstu import HstuStack
 from relaygr.model.inputs import ModelInputs
 from relaygr.model.softmax import SoftmaxStack
-from relaygr.model.stack import Stack
+from relaygr.model.stack import BeforeLayer, Stack
 
 __all__ = ["EPOCH_TABLES", "RankingModel"]
 
@@ -58,9 +58,9 @@ class RankingModel(ModelInputs, nn.Module):
         self.stack.append(self.embedding(batch.tokens), pages, batch.ragged)
 
     @torch.inference_mode()
-    def score(self, batch: ScoreBatch, pages: torch.Tensor) -> torch.Tensor:
+    def score(self, batch: ScoreBatch, pages: torch.Tensor, before: BeforeLayer | None = None) -> torch.Tensor:
         """Run candidates against pages, writing nothing. Scores are logits: float32 [rows, tasks]."""
-        x = self.stack.score(self.embedding(batch.tokens, batch.dense), pages, batch.ragged)
+        x = self.stack.score(self.embedding(batch.tokens, batch.dense), pages, batch.ragged, before)
         norm = Norm(self.norm_weight, self.norm_bias, self.config.norm_eps)
         return head(x, norm, self.head_weight, self.head_bias)
 

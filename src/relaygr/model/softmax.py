@@ -6,6 +6,7 @@ from torch import nn
 
 from relaygr.kernels import Attention, PageLayout, Ragged, ReferenceAttention, Softmax
 from relaygr.model.config import ModelConfig
+from relaygr.model.stack import BeforeLayer
 
 __all__ = ["SoftmaxLayer", "SoftmaxStack", "rotary"]
 
@@ -82,9 +83,13 @@ class SoftmaxStack(nn.Module):
             if index < last:
                 x = layer.finish(x, self.attention.append(self.weighting, q, pages, index, batch))
 
-    def score(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
+    def score(
+        self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged, before: BeforeLayer | None = None
+    ) -> torch.Tensor:
         turn = self._turn_of(batch.candidate_positions(), x)
         for index in range(len(self.layers)):
+            if before is not None:
+                before(index)
             layer = self._layer(index)
             q, k, v = layer.project(x, turn)
             x = layer.finish(x, self.attention.score(self.weighting, q, k, v, pages, index, batch))

@@ -1,12 +1,16 @@
 """The contract of a stack of layers, whatever its family."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from relaygr.kernels import Attention, PageLayout, Ragged
 
-__all__ = ["Stack"]
+__all__ = ["BeforeLayer", "Stack"]
+
+BeforeLayer = Callable[[int], None]
+"""Called with a layer's number before anything of that layer is launched."""
 
 
 class Stack(Protocol):
@@ -22,6 +26,8 @@ class Stack(Protocol):
         """Run new tokens, writing their KV into their pages. The last layer's output is skipped: nothing reads it."""
         ...
 
-    def score(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
+    def score(
+        self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged, before: BeforeLayer | None = None
+    ) -> torch.Tensor:
         """Run candidates against pages, writing nothing."""
         ...

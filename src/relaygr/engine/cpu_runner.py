@@ -1,0 +1,65 @@
+"""Steps and copies on a CPU: a thread for each, so that the event loop goes on meanwhile."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from relaygr.engine.runner import split_scores
+from relaygr.engine.step import Direction, PageCopy, Progress, Served, Step, StepResult
+from relaygr.model import AppendBatch, RankingModel, ScoreBatch
+
+__all__ = ["CpuRunner"]
+
+
+class CpuRunner:
+    """One step at a time, and one copy."""
+
+    depth = 1
+
+    def __init__(self, pages: torch.Tensor, host_pages: torch.Tensor) -> None:
+        self.pages = pages
+        self.host_pages = host_pages
+        self._steps = ThreadPoolExecutor(1, "relaygr-steps")
+        self._copies = ThreadPoolExecutor(1, "relaygr-copies")
+
+    def serve(self, served: Served, progress: Progress) -> None:
+        pass
+
+    def launch(self, step: Step) -> "asyncio.Future[StepResult]":
+        return asyncio.get_running_loop().run_in_executor(self._steps, self.run, step)
+
+    def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
+        return asyncio.get_running_loop().run_in_executor(self._copies, self.move, copy)
+
+    def facts(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        self._steps.shutdown()
+        self._copies.shutdown()
+
+    def run(self, step: Step) -> StepResult:
+        """Run it here and now."""
+        began = time.perf_counter()
+        model = step.served.model
+        assert isinstance(model, RankingModel)
+        for old, new in step.page_copies:
+            self.pages[new].copy_(self.pages[old])
+        if step.appends:
+            model.append(AppendBatch.pack(model.config, step.appends), self.pages)
+        scores = []
+        if step.scores:
+            packed = model.score(ScoreBatch.pack(model.config, step.scores), self.pages)
+            scores = split_scores(step, packed.numpy())
+        return StepResult(scores, time.perf_counter() - began)
+
+    def move(self, copy: PageCopy) -> float:
+        """Copy here and now."""
+        began = time.perf_counter()
+        inward = copy.direction is Direction.IN
+        source, target = (self.host_pages, self.pages) if inward else (self.pages, self.host_pages)
+        for old, new in zip(copy.source.tolist(), copy.target.tolist(), strict=True):
+            target[new].copy_(source[old])
+        return time.perf_counter() - began

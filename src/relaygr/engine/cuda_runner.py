@@ -1,0 +1,216 @@
+"""Steps and copies on a GPU: launched from the event loop and left to run, and asked after until they are done.
+
+    compute   ─[stage]─[append graph]─[score graph]─[scores out]─●─[stage]─ …         ● an event, asked after
+    copy in   ─[layer 0]●─[layer 1]●─ … ●         a score that reads these pages waits for its layer, not for all
+    copy out  ─[pages]──────────────────●
+
+Launching takes the CPU a fraction of what the GPU needs: the loop plans and stages the next step while this one runs.
+Pages are let go of only when the event loop has seen their step or copy end, so nothing that is launched later can find
+them in use; what is launched earlier is ordered by streams and by the events of layers.
+
+While something is in flight the event loop never sleeps: waking up would cost more than a rank.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import torch
+
+from relaygr.engine.graphs import Graphs
+from relaygr.engine.runner import split_scores
+from relaygr.engine.step import Direction, PageCopy, Progress, Served, Step, StepResult
+from relaygr.kernels.move import move_pages
+from relaygr.kernels.select import replayable
+from relaygr.model import AppendBatch, RankingModel, ScoreBatch
+
+__all__ = ["CudaRunner"]
+
+_OUTWARD_POLL_S: Final = 1e-3
+"""Nobody waits for a write-back."""
+
+
+class CudaRunner:
+    """Streams of one device. Everything but `serve` is called from the event loop."""
+
+    depth = 2
+
+    def __init__(self, pages: torch.Tensor, host_pages: torch.Tensor, longest: int) -> None:
+        """`longest`: pages of a user at most."""
+        self.pages = pages
+        self.host_pages = host_pages
+        self._longest = longest
+        self._device = pages.device
+        self._compute = _stream(self._device, urgent=True)
+        self._inward = _stream(self._device)
+        self._outward = _stream(self._device)
+        self._graphs: WeakKeyDictionary[Served, Graphs] = WeakKeyDictionary()
+        self._steps: deque[_Flight] = deque()
+        self._loads: deque[_Flight] = deque()
+        self._writes: deque[_Flight] = deque()
+        self._arrivals: dict[PageCopy, list[torch.cuda.Event]] = {}
+        """Of each load in flight, the events of its layers."""
+        self._polling = False
+
+    def serve(self, served: Served, progress: Progress) -> None:
+        model = served.model
+        assert isinstance(model, RankingModel)
+        if replayable(model.stack.attention):
+            with torch.cuda.device(self._device):
+                graphs = Graphs(model, self.pages, self._longest)
+                graphs.capture(lambda done, of: progress("launches captured", done, of))
+            self._graphs[served] = graphs
+
+    def facts(self) -> dict[str, float]:
+        graphs = list(self._graphs.values())
+        return {
+            "graphs": sum(len(each) for each in graphs),
+            "graph_bytes": sum(each.bytes for each in graphs),
+            "capture_s": sum(each.seconds for each in graphs),
+        }
+
+    def launch(self, step: Step) -> "asyncio.Future[StepResult]":
+        with torch.cuda.device(self._device), torch.cuda.stream(self._compute):
+            began = _marked(self._compute)
+            try:
+                scores = self._run(step)
+            except BaseException:
+                self._compute.synchronize()  # what was launched must not go on writing to pages that are let go of
+                raise
+            ended = _marked(self._compute)
+
+        def result() -> StepResult:
+            parts = [] if scores is None else split_scores(step, scores.numpy().copy())
+            return StepResult(parts, began.elapsed_time(ended) / 1e3)
+
+        return self._fly(self._steps, ended, result)
+
+    def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
+        inward = copy.direction is Direction.IN
+        stream = self._inward if inward else self._outward
+        source, target = (self.host_pages, self.pages) if inward else (self.pages, self.host_pages)
+        layers = self.pages.shape[1]
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            began = _marked(stream)
+            try:
+                both = torch.tensor([copy.source.tolist(), copy.target.tolist()], dtype=torch.int32).pin_memory()
+                old, new = both.to(self._device, non_blocking=True)
+                events = []
+                for first in range(layers) if inward else (0,):
+                    move_pages(source, target, old, new, first, first + 1 if inward else layers)
+                    events.append(_marked(stream))
+            except BaseException:
+                stream.synchronize()
+                raise
+        if inward:
+            self._arrivals[copy] = events
+
+        def result() -> float:
+            return float(began.elapsed_time(events[-1])) / 1e3
+
+        def over() -> None:
+            self._arrivals.pop(copy, None)
+
+        return self._fly(self._loads if inward else self._writes, events[-1], result, over)
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self._device)
+        self._graphs.clear()
+
+    def _run(self, step: Step) -> torch.Tensor | None:
+        """Launch a step on the current stream; its scores, in pinned memory once the stream is there."""
+        model = step.served.model
+        assert isinstance(model, RankingModel)
+        graphs = self._graphs.get(step.served)
+        for old, new in step.page_copies:
+            self.pages[new].copy_(self.pages[old])
+        if step.appends and (graphs is None or not graphs.append(step.appends)):
+            model.append(AppendBatch.pack(model.config, step.appends, self._device), self.pages)
+        if not step.scores:
+            return None
+        arrivals = [self._arrivals[copy] for copy in step.reloads if copy in self._arrivals]
+        scores = None if graphs is None else graphs.score(step.scores, arrivals)
+        if scores is None:
+            batch = ScoreBatch.pack(model.config, step.scores, self._device)
+            scores = model.score(batch, self.pages, lambda layer: self._await(arrivals, layer))
+        total = sum(len(row.candidates) for row in step.scores)
+        out = torch.empty((total, scores.shape[1]), dtype=scores.dtype, pin_memory=True)
+        return out.copy_(scores[:total], non_blocking=True)
+
+    def _await(self, arrivals: Sequence[Sequence[torch.cuda.Event]], layer: int) -> None:
+        for events in arrivals:
+            self._compute.wait_event(events[layer])
+
+    def _fly(
+        self,
+        flights: "deque[_Flight]",
+        ended: torch.cuda.Event,
+        result: Callable[[], Any],
+        over: Callable[[], None] = lambda: None,
+    ) -> "asyncio.Future[Any]":
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        flights.append(_Flight(ended, result, over, future))
+        if not self._polling:
+            self._polling = True
+            asyncio.get_running_loop().call_soon(self._poll)
+        return future
+
+    def _poll(self) -> None:
+        """Deliver what has ended, each stream's in order, and come back while anything is in flight."""
+        for flights in (self._loads, self._steps, self._writes):
+            while flights and flights[0].landed():
+                flights.popleft().deliver()
+        loop = asyncio.get_running_loop()
+        if self._steps or self._loads:
+            loop.call_soon(self._poll)
+        elif self._writes:
+            loop.call_later(_OUTWARD_POLL_S, self._poll)
+        else:
+            self._polling = False
+
+
+class _Flight:
+    """Something launched, the event behind it, and who is to hear of it."""
+
+    def __init__(
+        self,
+        ended: torch.cuda.Event,
+        result: Callable[[], Any],
+        over: Callable[[], None],
+        future: "asyncio.Future[Any]",
+    ) -> None:
+        self._ended = ended
+        self._result = result
+        self._over = over
+        self._future = future
+        self._error: BaseException | None = None
+
+    def landed(self) -> bool:
+        try:
+            return bool(self._ended.query())  # type: ignore[no-untyped-call]
+        except Exception as error:  # the device is lost: everything in flight is
+            self._error = error
+            return True
+
+    def deliver(self) -> None:
+        self._over()
+        if self._future.cancelled():
+            return
+        try:
+            if self._error is not None:
+                raise self._error
+            self._future.set_result(self._result())
+        except Exception as error:
+            self._future.set_exception(error)
+
+
+def _stream(device: torch.device, *, urgent: bool = False) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call]
+
+
+def _marked(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
