@@ -67,6 +67,7 @@ class WatchedDevice(SimulatedExecutor):
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
         self.launched.append(step)
         seconds = self._costs.of_step(step)
+        self._follow(step)
         lost = self.fails(step)
 
         def work() -> StepResult:
@@ -94,7 +95,9 @@ class WatchedDevice(SimulatedExecutor):
                 raise DeviceLost("in a copy")
             return seconds
 
-        return self._after(copy.direction, seconds + self.hangs_s(copy), move)
+        late = seconds + self.hangs_s(copy)
+        self._announce(copy, late)
+        return self._after(copy.direction, late, move)
 
 
 class Bench:

@@ -64,6 +64,7 @@ class TorchInVirtualTime(SimulatedExecutor):
 
     def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
         seconds = self._costs.copy + self._costs.page * len(copy.source)
+        self._announce(copy, seconds)
         return self._after(copy.direction, seconds, lambda: self._runner.move(copy) * 0 + seconds)
 
 

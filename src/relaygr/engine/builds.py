@@ -23,7 +23,8 @@ NO_PAGES: Final[Pages] = np.empty(0, np.int32)
 class Builds:
     """Prefixes being made, on pages they own.
 
-    `ended` is called once for each build that is done or has failed, before its own pins are let go.
+    `ended` is called once for each build that is done or has failed, before its own pins are let go; `arriving` when
+    what is copied from host memory is nearly all there.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Builds:
         cost: CostModel,
         copy: Copy,
         ended: Callable[[Build], None],
+        arriving: Callable[[Build], None],
         accept_epochs: int,
         orders: Iterator[int],
     ) -> None:
@@ -45,6 +47,7 @@ class Builds:
         self._cost = cost
         self._copy = copy
         self._ended = ended
+        self._arriving = arriving
         self._accept_epochs = accept_epochs
         self._orders = orders
         self._running: dict[Build, None] = {}
@@ -136,13 +139,13 @@ class Builds:
         if keep:
             self._joinable.setdefault(user, []).append(build)
         if on_host is not None:
-            self._reload(build, on_host)
+            self._reload(build, on_host, work.cost_s if isinstance(work, Rank) else 0.0)
         elif base == build.prefix.tokens:
             self._end(build, BuildState.DONE)
         return build
 
-    def _reload(self, build: Build, on_host: Prefix) -> None:
-        """Copy the base from host memory; appending goes on when it is there."""
+    def _reload(self, build: Build, on_host: Prefix, scoring_s: float) -> None:
+        """Copy the base from host memory; appending goes on when it is there. `scoring_s`: what its rank will take."""
         count = -(-build.base // PAGE)
         source = on_host.pages[:count]
         build.state = BuildState.RELOADING
@@ -150,7 +153,13 @@ class Builds:
         build.in_flight += 1
         self._host.touch(on_host.user)
 
+        def nearly() -> None:
+            if build.state is BuildState.RELOADING:
+                build.nearly_reloaded = True
+                self._arriving(build)
+
         def copied(error: BaseException | None) -> None:
+            build.reload, build.nearly_reloaded = None, False
             if error is not None and self._host.find(on_host.user) is on_host:
                 self._host.drop(on_host.user)
             self.reloads += error is None
@@ -158,7 +167,11 @@ class Builds:
                 build.state = BuildState.APPENDING
             self.ran(build, build.base, well=error is None)
 
-        self._copy(PageCopy(Direction.IN, source, build.prefix.pages[:count]), copied)
+        # A rank may begin while the last layers come in: what it takes itself, it need not wait.
+        lead = (self._cost.step_s + scoring_s) / max(self._cost.copy_s(count), 1e-9)
+        nearly_at = max(0.0, 1.0 - lead) if scoring_s and build.base == build.prefix.tokens else 1.0
+        build.reload = PageCopy(Direction.IN, source, build.prefix.pages[:count], nearly, nearly_at)
+        self._copy(build.reload, copied)
 
     def launched(self, build: Build, high: int) -> None:
         """Its tokens up to `high` have been launched."""

@@ -12,6 +12,7 @@ While something is in flight the event loop never sleeps: waking up would cost m
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -113,7 +114,10 @@ class CudaRunner:
         def over() -> None:
             self._arrivals.pop(copy, None)
 
-        return self._fly(self._loads if inward else self._writes, events[-1], result, over)
+        future = self._fly(self._loads if inward else self._writes, events[-1], result, over)
+        if inward and copy.nearly is not None and copy.nearly_at < 1:
+            self._loads[-1].nearly = events[int(copy.nearly_at * layers)], copy.nearly
+        return future
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -159,6 +163,8 @@ class CudaRunner:
 
     def _poll(self) -> None:
         """Deliver what has ended, each stream's in order, and come back while anything is in flight."""
+        for load in self._loads:
+            load.announce()
         for flights in (self._loads, self._steps, self._writes):
             while flights and flights[0].landed():
                 flights.popleft().deliver()
@@ -186,10 +192,18 @@ class _Flight:
         self._over = over
         self._future = future
         self._error: BaseException | None = None
+        self.nearly: tuple[torch.cuda.Event, Callable[[], None]] | None = None
+
+    def announce(self) -> None:
+        """Say that it is nearly done, once it is."""
+        with contextlib.suppress(Exception):  # a device that is lost is noticed when the flight lands
+            if self.nearly is not None and _passed(self.nearly[0]):
+                call, self.nearly = self.nearly[1], None
+                call()
 
     def landed(self) -> bool:
         try:
-            return bool(self._ended.query())  # type: ignore[no-untyped-call]
+            return _passed(self._ended)
         except Exception as error:  # the device is lost: everything in flight is
             self._error = error
             return True
@@ -208,6 +222,11 @@ class _Flight:
 
 def _stream(device: torch.device, *, urgent: bool = False) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call]
+
+
+def _passed(event: torch.cuda.Event) -> bool:
+    """Raises if the device is lost."""
+    return bool(event.query())  # type: ignore[no-untyped-call]
 
 
 def _marked(stream: torch.cuda.Stream) -> torch.cuda.Event:

@@ -64,7 +64,9 @@ class EngineLoop:
         """Of the device's busy seconds: those of pre-inference."""
         orders = itertools.count()
         self.device = Device(executor, cost, self._turn_soon)
-        self.builds = Builds(tier, host, cost, self.device.copy, self._build_ended, config.accept_epochs, orders)
+        self.builds = Builds(
+            tier, host, cost, self.device.copy, self._build_ended, self._whole, config.accept_epochs, orders
+        )
         self.ranks = Ranks(tier, self.builds, cost, clock, self._choose, self.wait_s, config.on_miss)
         self.claims = Claims(tier.pool, config.lease_s, self._claim_ended)
         self.write_back = WriteBack(tier, host, WriteBackQueue(config.write_back_queue), self.device.copy)
@@ -263,18 +265,25 @@ class EngineLoop:
                 copies.append(build.page_copy)
             self.builds.launched(build, high)
             if build.all_launched:
-                self.ranks.ready.update((rank, None) for rank in build.ranks if not rank.over)
-        scores = []
+                self._whole(build)
+        scores, reloads = [], []
         for rank in plan.scores:
             prefix = rank.prefix
             assert prefix is not None
             self.ranks.launched(rank)
+            if rank.build is not None and rank.build.reload is not None:
+                reloads.append(rank.build.reload)
             scores.append(ScoreRow(rank.candidates, rank.request, prefix.length, prefix.tokens, prefix.pages))
         features = CostModel.features(
             [(row.high - row.low, row.low) for row in appends], [(len(row.candidates), row.tokens) for row in scores]
         )
-        step = Step(plan.served, appends, scores, copies)
+        step = Step(plan.served, appends, scores, copies, reloads)
         self.device.launch(step, plan.cost_s, features, lambda result: self._step_ended(plan, result))
+
+    def _whole(self, build: Build) -> None:
+        """What its ranks read is there, or will be when a step launched now comes to it."""
+        self.ranks.ready.update((rank, None) for rank in build.ranks if not rank.over)
+        self._turn_soon()
 
     # ---- complete
 

@@ -115,6 +115,7 @@ class SimulatedExecutor:
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
         self.launched.append(step)
         seconds = self._costs.of_step(step)
+        self._follow(step)
         return self._after("steps", seconds, lambda: StepResult(self._run(step), seconds))
 
     def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
@@ -128,7 +129,21 @@ class SimulatedExecutor:
             target[copy.target] = source[copy.source] if early is None else early
             return seconds
 
+        self._announce(copy, seconds)
         return self._after(copy.direction, seconds, move)
+
+    def _follow(self, step: Step) -> None:
+        """A step that reads what is still being copied ends behind the copy."""
+        if step.reloads:
+            behind = max(self._busy_until.get(stream, 0.0) for stream in ("steps", Direction.IN))
+            self._busy_until["steps"] = behind
+
+    def _announce(self, copy: PageCopy, seconds: float) -> None:
+        """Say that the copy is nearly done, when it is; call it before `_after`."""
+        if copy.nearly is not None and copy.nearly_at < 1:
+            loop = asyncio.get_running_loop()
+            begin = max(loop.time(), self._busy_until.get(copy.direction, 0.0))
+            loop.call_at(begin + copy.nearly_at * seconds, copy.nearly)
 
     def _after(self, stream: str, seconds: float, work: Callable[[], T]) -> "asyncio.Future[T]":
         """Do the work when the stream has come to it and `seconds` have passed."""

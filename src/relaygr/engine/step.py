@@ -93,6 +93,9 @@ class PageCopy:
     direction: Direction
     source: Pages
     target: Pages
+    nearly: Callable[[], None] | None = None
+    """Called on the event loop when about `nearly_at` of it is done: what reads its pages may be launched behind it."""
+    nearly_at: float = 1.0
 
 
 class Capacity(NamedTuple):

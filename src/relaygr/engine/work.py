@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from relaygr.cache import Lease, Lineage, Prefix
 from relaygr.engine.outcomes import Path, PreInferOutcome, Ranked
-from relaygr.engine.step import Served
+from relaygr.engine.step import PageCopy, Served
 from relaygr.history import History, KnownHistory
 from relaygr.model.candidates import Candidates
 
@@ -105,6 +105,10 @@ class Build:
     """Steps and copies that touch its pages now."""
     page_copy: tuple[int, int] | None = None
     """(from, to): the page to copy before the first chunk, because someone still reads what it would overwrite."""
+    reload: PageCopy | None = None
+    """The copy from host memory that brings its base, while it is under way."""
+    nearly_reloaded: bool = False
+    """Whether that is so far that what reads its pages may be launched behind it."""
     source: Lease | None = None
     """Pages it is copied from, in either tier, until the copy is done."""
     keep: bool = True
@@ -138,4 +142,5 @@ class Build:
     @property
     def all_launched(self) -> bool:
         """Everything that makes it was launched: a step launched now finds it whole, if all goes well."""
-        return self.state in (BuildState.APPENDING, BuildState.DONE) and self.launched == self.prefix.tokens
+        there = self.state in (BuildState.APPENDING, BuildState.DONE)
+        return (there or self.nearly_reloaded) and self.launched == self.prefix.tokens
