@@ -21,7 +21,7 @@ help: ## List the targets.
 
 install: $(INSTALLED) ## Create .venv with the package (editable) and the tools to work on it.
 
-demo: $(INSTALLED) ## Serve users who come back, in full and by relay: paths, times, largest difference of scores.
+demo: $(INSTALLED) ## Serve users who come back, without the relay and with it: times, paths, difference of scores.
 	@$(BIN)/relaygr demo
 
 test: $(INSTALLED) $(TRITON) ## Run the tests; what an optional part is missing for is skipped, and fails where CI=true.

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from relaygr.errors import InvalidInput
 
-__all__ = ["EngineConfig", "OnMiss", "parse_bytes"]
+__all__ = ["EngineConfig", "OnMiss", "Reuse", "parse_bytes"]
 
 OnMiss = Literal["full", "truncate"]
+Reuse = Literal["none", "whole", "extend"]
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -38,6 +39,9 @@ class EngineConfig:
     on_miss: OnMiss = "full"
     """What a rank does when its prefix cannot be there in time: "full" tries all the same, and raises DeadlineExceeded
     when late; "truncate" ranks on the newest behaviours that fit, and says so."""
+    reuse: Reuse = "extend"
+    """What is used of the prefixes that other calls left: "extend" appends what is missing to them; "whole" takes those
+    that lack nothing; "none": nothing is kept, no pre-infer admitted, every rank computes all of its history."""
     max_history: int | None = None
     """The longest history taken; that much memory is always kept for ranks. None: half of what device_cache holds."""
     lease_s: float = 2.0
@@ -60,6 +64,8 @@ class EngineConfig:
             raise InvalidInput("dtype", f"is {self.dtype!r}; choose from float32, bfloat16, float16")
         if self.on_miss not in ("full", "truncate"):
             raise InvalidInput("on_miss", f"is {self.on_miss!r}; choose from full, truncate")
+        if self.reuse not in ("none", "whole", "extend"):
+            raise InvalidInput("reuse", f"is {self.reuse!r}; choose from none, whole, extend")
         for field in ("lease_s", "step_ms"):
             if not 0 < self._number(field, int | float) < math.inf:
                 raise InvalidInput(field, "must be positive and finite")

@@ -220,7 +220,16 @@ def test_a_route_knows_its_address_and_each_placement_is_counted() -> None:
     here.follow(route.slot, "user", 1)
     membership.remove(route.slot)
     here.follow(route.slot, "user", 1)
-    assert here.placements == dict.fromkeys(Placement, 1)
+    assert here.placements == dict.fromkeys(set(Placement) - {Placement.SCATTERED}, 1)
+
+
+def test_without_affinity_messages_go_anywhere_and_later_ones_do_not_follow() -> None:
+    here = Router(members(slots(4)), RouterConfig(affinity=False))
+    seen = Counter(here.place("user", 100).slot for _ in range(400))
+    assert min(seen[slot] for slot in slots(4)) > 50
+    followed = Counter(here.follow("slot-0", "user", 100).slot for _ in range(400))
+    assert followed["slot-0"] < 200
+    assert here.placements == {Placement.SCATTERED: 800}
 
 
 def test_releasing_twice_gives_back_once() -> None:

@@ -24,7 +24,7 @@ from relaygr.config import EngineConfig
 from relaygr.errors import InvalidInput
 from relaygr.history import LmdbStore, SteppedWindow
 from relaygr.model import build_model, checkpoint
-from relaygr.relay import RouterConfig, TriggerConfig, TriggerMode
+from relaygr.relay import RouterConfig, TriggerConfig
 from relaygr.serving.all import DEFAULTS
 from relaygr.serving.settings import DataSettings, GatewaySettings, InstanceSettings, Settings, read, render
 
@@ -61,6 +61,12 @@ def test_serve_all_s_own_defaults_can_be_printed_too(tmp_path: Path) -> None:
 
 
 def test_every_field_of_every_component_is_a_key_with_a_comment_or_is_filled_in() -> None:
+    told_elsewhere = {
+        ("trigger", "ranking_budget_ms"),
+        ("trigger", "mode"),
+        ("router", "affinity"),
+        ("engine", "reuse"),
+    }
     lines = render().splitlines()
     keys = {line.lstrip("# ").partition(" =")[0]: number for number, line in enumerate(lines) if " = " in line}
     for section in fields(Settings):
@@ -68,7 +74,7 @@ def test_every_field_of_every_component_is_a_key_with_a_comment_or_is_filled_in(
         for each in fields(component):
             if is_dataclass(getattr(component, each.name)) or each.name == "instances":
                 assert f"[{section.name}.{each.name}]" in lines
-            elif (section.name, each.name) != ("trigger", "ranking_budget_ms"):
+            elif (section.name, each.name) not in told_elsewhere:
                 words = {
                     "ranking_ms": "ranking_budget_ms",
                     "pipeline_ms": "pipeline_budget_ms",
@@ -96,7 +102,6 @@ def test_sections_reach_the_components_they_are_about(tmp_path: Path) -> None:
         ranking_budget_ms = 30
         window = {cap = 4096, step = 512}
         [trigger]
-        mode = "ALWAYS"
         quantile = 0.95
         [engine]
         memory_share = 0.5
@@ -109,8 +114,7 @@ def test_sections_reach_the_components_they_are_about(tmp_path: Path) -> None:
     """
     settings = read(written(tmp_path, file))
     assert settings.cascade == PipelineConfig(ranking_ms=30.0, window=SteppedWindow(4096, 512))
-    assert settings.trigger == TriggerConfig(mode=TriggerMode.ALWAYS, quantile=0.95, ranking_budget_ms=30.0)
-    assert isinstance(settings.trigger.mode, TriggerMode)
+    assert settings.trigger == TriggerConfig(quantile=0.95, ranking_budget_ms=30.0)
     assert settings.engine == EngineConfig(lease_share=0.5, pre_infer_share=0.25, max_history=9000)
     assert settings.data.need("model") == "m.safetensors"
     assert settings.gateway.instances == {"slot-0": "http://10.0.0.1:8100"}
@@ -195,7 +199,7 @@ def test_what_is_unknown_is_refused_with_the_nearest_known_name(
         (f"[engine]\nmax_ranks = {2**63}", "engine.max_ranks", "must fit 64 bits"),
         ("[engine]\ndevice_cache = 5", "engine.device_cache", "must be text in quotes"),
         ("[engine]\non_miss = 5", "engine.on_miss", "must be text in quotes"),
-        ("[trigger]\nmode = 5", "trigger.mode", "must be text in quotes"),
+        ("[relay]\nmode = 5", "relay.mode", "must be text in quotes"),
         ("[engine]\nmax_history = 1979-05-27", "engine.max_history", "must be an integer"),
         ("[gateway.instances]\na = 5", "gateway.instances.a", "must be text in quotes"),
         ("[gateway]\ninstances = []", "gateway.instances", "must be a table"),
@@ -214,7 +218,7 @@ def test_a_wrong_type_is_refused_by_section_and_key(tmp_path: Path, text: str, n
         ("[cascade]\nretrieve = 10", "cascade.retrieve", "at least candidates"),
         ("[cascade.window]\nstep = 100", "cascade.window.step", "multiple of the page"),
         ("[trigger]\nquantile = 1", "trigger.quantile", "between 0 and 1"),
-        ('[trigger]\nmode = "SOMETIMES"', "trigger.mode", "choose from AT_RISK"),
+        ('[relay]\nmode = "sometimes"', "relay.mode", "choose from full"),
         ("[router]\nload_factor = nan", "router.load_factor", "must be finite"),
         ("[engine]\nmemory_share = 1.5", "engine.memory_share", "at most 1"),
         ("[engine]\ndevice_time_share = 0", "engine.device_time_share", "above 0"),
@@ -285,7 +289,11 @@ def test_a_file_for_serve_all_is_checked_over_its_defaults(tmp_path: Path) -> No
     ("command", "text", "says"),
     [
         (["all"], '[gateway.instances]\na = "http://h:1"', "gateway.instances: are for `serve gateway`"),
-        (["all", "--ranking-budget-ms", "900"], "", "cascade.ranking_budget_ms: must be less than pipeline_budget_ms"),
+        (
+            ["all", "--ranking-budget-ms", "9000"],
+            "",
+            "cascade.ranking_budget_ms: must be less than pipeline_budget_ms",
+        ),
         (["instance"], "", "data.model: is not set"),
         (["instance", "--slot", ""], "", "instance.slot: must not be empty"),
         (["gateway"], "", "gateway.instances: names none"),

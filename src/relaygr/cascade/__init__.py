@@ -11,7 +11,7 @@ from relaygr.cascade.pipeline import (
     StagesMs,
 )
 from relaygr.cascade.pre_processing import CANDIDATE_FEATURES, REQUEST_FEATURES, FeaturePreProcessing
-from relaygr.cascade.retrieval import FaissRetrieval, FixedRetrieval, HttpRetrieval, IndexKind
+from relaygr.cascade.retrieval import DelayedRetrieval, FaissRetrieval, FixedRetrieval, HttpRetrieval, IndexKind
 from relaygr.cascade.stage import (
     FixedRanking,
     Offload,
@@ -36,6 +36,7 @@ __all__ = [
     "CANDIDATE_FEATURES",
     "REQUEST_FEATURES",
     "Catalogue",
+    "DelayedRetrieval",
     "EngineRanking",
     "FaissRetrieval",
     "FeaturePreProcessing",

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from relaygr.cascade.catalogue import Catalogue
-from relaygr.cascade.stage import Offload, RetrievalRequest, Retrieved, in_thread
+from relaygr.cascade.stage import Offload, Retrieval, RetrievalRequest, Retrieved, in_thread
 from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import History
 from relaygr.history.history import index as integer
 from relaygr.history.history import integers
 
-__all__ = ["FaissRetrieval", "FixedRetrieval", "HttpRetrieval", "IndexKind"]
+__all__ = ["DelayedRetrieval", "FaissRetrieval", "FixedRetrieval", "HttpRetrieval", "IndexKind"]
 
 _EXACT_UP_TO: Final = 200_000
 """Items up to which every one is compared: a few milliseconds on one core."""
@@ -126,7 +126,7 @@ def _build(embeddings: npt.NDArray[np.float32], kind: IndexKind) -> faiss.Index:
 class HttpRetrieval:
     """A service of the user's own. An async context manager.
 
-        POST url   {"user": "ann", "items": [newest id, the one before, …], "k": 1024}
+        POST url   {"user": "user-7", "items": [newest id, the one before, …], "k": 1024}
         200        {"items": [best id, …]}
 
     At most `recent` items are sent and `k` of the answer are used. Raises Unavailable when the service cannot be
@@ -214,6 +214,21 @@ class HttpRetrieval:
         if items.size and items.min() < 0:
             raise Unavailable(f"{self._service} answered items that are negative")
         return items
+
+
+class DelayedRetrieval:
+    """Another retrieval, which answers no sooner than this: a stand-in for one that has more to do."""
+
+    def __init__(self, retrieval: Retrieval, at_least_s: float) -> None:
+        self._retrieval = retrieval
+        self._at_least_s = at_least_s
+
+    async def run(self, request: RetrievalRequest, /) -> Retrieved:
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._at_least_s
+        found = await self._retrieval.run(request)
+        await asyncio.sleep(max(0.0, until - clock()))
+        return found
 
 
 class FixedRetrieval:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from relaygr.cli.output import errors
 from relaygr.serving.all import DEFAULTS, run_all
+from relaygr.serving.modes import Mode
 from relaygr.serving.run import run_gateway, run_instance
 from relaygr.serving.settings import Overrides, Settings, read
 
@@ -52,6 +53,9 @@ def serve_all(
     pipeline_budget_ms: Annotated[
         float | None, typer.Option(help="Time a request may take.", show_default=f"{DEFAULTS.cascade.pipeline_ms:g}")
     ] = None,
+    mode: Annotated[
+        Mode | None, typer.Option(help="What the relay does.", show_default=DEFAULTS.relay.mode.value)
+    ] = None,
 ) -> None:
     """Run a gateway and its instances on this machine, in one command.
 
@@ -59,6 +63,7 @@ def serve_all(
     did. The first call makes a model with random weights, items and users. Ctrl-C stops everything.
     """
     given: Overrides = {
+        "relay": {"mode": mode},
         "gateway": {"host": host, "port": port},
         "engine": {"device": device},
         "cascade": {"ranking_budget_ms": ranking_budget_ms, "pipeline_budget_ms": pipeline_budget_ms},

@@ -183,6 +183,7 @@ class Engine:
             order=loop.next_order(),
             arrived=now,
             future=events.create_future(),
+            keep=self.config.reuse != "none",
         )
         timers = []
         if deadline is not None:

@@ -71,9 +71,10 @@ class EngineLoop:
         self.claims = Claims(tier.pool, config.lease_s, self._claim_ended)
         self.write_back = WriteBack(tier, host, WriteBackQueue(config.write_back_queue), self.device.copy)
         self._accept_epochs = config.accept_epochs
-        self._options = Options(tier, host, cost, clock, config.accept_epochs)
+        self._options = Options(tier, host, cost, clock, config.accept_epochs, extend=config.reuse == "extend")
         self._scheduler = Scheduler(cost, config.step_ms / 1e3)
-        self._admission = Admission(tier.pool.total, reserve_pages, config.lease_share, config.pre_infer_share)
+        leased = 0.0 if config.reuse == "none" else config.lease_share
+        self._admission = Admission(tier.pool.total, reserve_pages, leased, config.pre_infer_share)
         self._returns = ReturnRate()
         self._executor = executor
         self._clock = clock

@@ -12,12 +12,16 @@ __all__ = ["Options"]
 class Options:
     """Prices the ways to a prefix from what the tiers hold and what work costs. Changes nothing."""
 
-    def __init__(self, device: Tier, host: Tier, cost: CostModel, clock: Clock, accept_epochs: int) -> None:
+    def __init__(
+        self, device: Tier, host: Tier, cost: CostModel, clock: Clock, accept_epochs: int, *, extend: bool = True
+    ) -> None:
+        """`extend`: whether prefixes that lack a part of a history are used for it."""
         self._device = device
         self._host = host
         self._cost = cost
         self._clock = clock
         self._accept_epochs = accept_epochs
+        self._extend = extend
 
     def choose(
         self, work: Rank | PreInfer, joinable: Build | None, wait_s: float, due: float, needed: float, copies: int
@@ -36,7 +40,7 @@ class Options:
         if resident > 0:
             rest = self._append_s(work, resident)
             options.append(Option(Source.DEVICE, resident, now + wait_s + rest, rest))
-        if joinable is not None and joinable.prefix.length > resident:
+        if joinable is not None and joinable.prefix.length > resident and (self._extend or joinable.prefix.length == n):
             rest = self._append_s(work, joinable.prefix.length)
             ready = now + wait_s + (joinable.cost_s if joinable.due > due else 0.0) + rest
             if joinable.state is BuildState.RELOADING and not joinable.cost_s and not rest:
@@ -58,7 +62,8 @@ class Options:
         prefix = tier.find(work.user)
         if prefix is None or not prefix.lineage.serves(work.lineage, self._accept_epochs):
             return -1
-        return prefix.agrees(work.history)
+        held = prefix.agrees(work.history)
+        return held if self._extend or held == len(work.history) else 0
 
     def _append_s(self, work: Rank | PreInfer, base: int) -> float:
         """Device time to append what is missing behind `base` behaviours, or everything where that is 0."""

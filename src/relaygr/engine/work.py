@@ -56,7 +56,7 @@ class Rank:
     attempts: int = 0
     cost_s: float = 0.0
     keep: bool = True
-    """Whether what it makes is cached: until its user is evicted."""
+    """Whether what it makes is cached, and others may join it; not after its user was evicted."""
 
     @property
     def over(self) -> bool:

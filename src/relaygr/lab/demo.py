@@ -1,165 +1,207 @@
-"""The demonstration: users who come back with new behaviours, ranked by relay and in full."""
+"""The demonstration: the same requests of users who come back, served in full and by relay."""
 
 import asyncio
 import os
+import shutil
 import statistics
-import time
+import tempfile
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
 
-import numpy as np
-import torch
+from relaygr.cascade.pipeline import PipelineConfig
+from relaygr.errors import Unavailable
+from relaygr.lab.servers import Servers, serving
+from relaygr.lab.traffic import Answer, Traffic, Visit, percentile, replay, returning
+from relaygr.serving.all import DEFAULTS
+from relaygr.serving.modes import Mode, RelaySettings
+from relaygr.serving.provision import World, provision
+from relaygr.serving.settings import Settings
 
-from relaygr.config import EngineConfig
-from relaygr.engine import Engine, Ranked
-from relaygr.history import History
-from relaygr.model import build_model
+__all__ = ["MODES", "Demo", "DemoResult", "Replay", "run_demo"]
 
-__all__ = ["Demo", "DemoResult", "Visit", "run_demo"]
-
-RETRIEVAL_S = 0.15
-"""How long the earlier stages of the cascade take here: what pre-inference may hide behind."""
+MODES: Final = (Mode.FULL, Mode.RELAY_HOST_EXTEND)
+STAGES: Final = ("retrieval", "pre_processing", "ranking", "total")
+_LONGEST_S: Final = 50.0
+"""How long one replay may take; on a slow machine fewer requests are sent."""
+_WARM: Final = 6
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What is run: a small model on the CPU, users with long histories, a few visits each."""
+    """What is served, and how much of it."""
 
-    users: int = 4
-    visits: int = 4
-    length: int = 2048
-    """Behaviours of the first user's history; the others' are a little longer each."""
-    new_behaviours: int = 12
-    """Behaviours that arrive between two visits."""
+    requests: int = 240
+    users: int = 24
+    length: int = 3500
+    """Behaviours of a user, about."""
     candidates: int = 128
-    layers: int = 4
-    dim: int = 64
-    heads: int = 2
+    instances: int = 2
+    retrieval_ms: float = 150.0
+    """How long retrieval takes at least: a stand-in for one over millions of items."""
+    load: float = 0.5
+    """Requests arrive at this share of what the cores could compute in full."""
     seed: int = 0
+
+    @property
+    def world(self) -> World:
+        """With some users more, to warm up."""
+        return World(
+            users=self.users + _WARM,
+            typical=self.length,
+            spread=0.05,
+            longest=2 * self.length,
+            layers=2,
+            seed=self.seed,
+        )
+
+    def settings(self, mode: Mode) -> Settings:
+        """Those of `serve all`, with budgets that no request of either replay misses: times are compared, not cut."""
+        return replace(
+            DEFAULTS,
+            relay=RelaySettings(mode),
+            cascade=PipelineConfig(
+                pipeline_ms=20_000 + self.retrieval_ms + 50, ranking_ms=20_000, candidates=self.candidates
+            ),
+            gateway=replace(DEFAULTS.gateway, retrieval_at_least_ms=self.retrieval_ms),
+            engine=replace(DEFAULTS.engine, on_miss="full"),
+        )
 
 
 @dataclass(frozen=True)
-class Visit:
-    """One request, ranked both ways."""
+class Replay:
+    """What came of one replay."""
 
-    user: str
-    visit: int
-    length: int
-    signal: str
-    """What became of the pre-infer signal, or "–" where none was sent."""
-    path: str
-    relay_ms: float
-    full_ms: float
-    difference: float
-    """Largest difference between the two ways' scores."""
-    allowed: float
-    """What rounding allows."""
+    mode: Mode
+    stages_ms: Mapping[str, Mapping[str, float]]
+    """P50 and P99 of every stage, as the gateway measured it."""
+    answered_ms: Mapping[str, float]
+    """P50 and P99 from when a request was to be sent until it was answered."""
+    paths: Mapping[str, int]
+    decisions: Mapping[str, int]
+    reuse: float
+    """The share of requests whose prefix was not computed from nothing."""
+    failed: int
 
 
 @dataclass(frozen=True)
 class DemoResult:
     demo: Demo
-    visits: list[Visit]
+    requests: int
+    rate: float
+    """Requests a second."""
+    returning: float
+    """The share of requests by users who were there before."""
+    replays: Sequence[Replay]
+    difference: float
+    """Largest difference between the scores of the two replays."""
+    allowed: float
+    """What float32 rounding allows there."""
 
     @property
-    def speedup(self) -> float:
-        """Median time of ranking in full over that by relay."""
-        return statistics.median(v.full_ms for v in self.visits) / statistics.median(v.relay_ms for v in self.visits)
-
-    @property
-    def paths(self) -> Counter[str]:
-        return Counter(visit.path for visit in self.visits)
-
-    @property
-    def largest_difference(self) -> float:
-        """Over all visits, as a share of what rounding allows."""
-        return max(visit.difference / visit.allowed for visit in self.visits)
+    def ranking_p99_ratio(self) -> float:
+        """How many times longer ranking takes in full, at P99."""
+        full, relay = (replay.stages_ms["ranking"]["p99"] for replay in self.replays)
+        return full / relay
 
 
-async def run_demo(demo: Demo, progress: Callable[[int, int], None] = lambda done, total: None) -> DemoResult:
-    """Run it. `progress` is called with visits done and visits in all.
+Progress = Callable[[str, int, int], None]
+"""What is being done, how many requests of it are, and of how many."""
 
-    One engine keeps prefixes on the device for about half of the users and for all of them on the host; the other
-    starts every rank from nothing. The same model, the same code.
+
+async def run_demo(demo: Demo, progress: Progress = lambda what, done, total: None) -> DemoResult:
+    """Start the servers in one mode after the other on copies of the same data, and send both the same requests.
+
+    How many a second is decided in `full`, before anything is counted. Raises Unavailable where requests fail.
     """
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))  # one core is for the engines' loops
-    model = build_model(
-        "hstu",
-        layers=demo.layers,
-        dim=demo.dim,
-        heads=demo.heads,
-        items=20_000,
-        seed=demo.seed,
-        scale_length=demo.length,
+    with tempfile.TemporaryDirectory(prefix="relaygr-demo-") as folder:
+        data = Path(folder)
+        progress("making a model, items and users", 0, 0)
+        await asyncio.to_thread(provision, data / "world", world=demo.world)
+        visits: list[Visit] = []
+        replays, answers = [], []
+        for mode in MODES:
+            shutil.copytree(data / "world", data / mode)
+            progress(f"starting a gateway and {demo.instances} instances: {mode}", 0, 0)
+            async with serving(demo.settings(mode), data / mode, demo.instances) as servers:
+                alone_s = await _warm_up(demo, servers)
+                visits = visits or _visits(demo, alone_s)
+                given = await _replay(demo, servers, mode, visits, progress)
+                replays.append(await _summary(mode, servers, given))
+                answers.append(given)
+        difference, allowed = _largest_difference(*answers)
+        rate = len(visits) / visits[-1].at
+        return DemoResult(demo, len(visits), rate, returning(visits), replays, difference, allowed)
+
+
+async def _warm_up(demo: Demo, servers: Servers) -> float:
+    """Seconds a rank takes by itself, of users who are not seen again."""
+    visits = [Visit(0.0, f"user-{demo.users + number}", ()) for number in range(_WARM)]
+    taken = []
+    for visit in visits:
+        (answer,) = await replay(servers.client, [visit], demo.candidates)
+        if answer.reply is None:
+            raise Unavailable(f"a request was answered {answer.status}")
+        taken.append(answer.reply.stages_ms["ranking"] / 1e3)
+    return statistics.median(taken)
+
+
+def _visits(demo: Demo, alone_s: float) -> list[Visit]:
+    """As many as fit into the time there is."""
+    cores = min(demo.instances, len(os.sched_getaffinity(0)))
+    rate = demo.load * cores / alone_s
+    requests = max(demo.users, min(demo.requests, int(rate * _LONGEST_S)))
+    return Traffic(demo.users, requests, rate, items=demo.world.items, seed=demo.seed).visits()
+
+
+async def _replay(
+    demo: Demo, servers: Servers, mode: Mode, visits: Sequence[Visit], progress: Progress
+) -> list[Answer]:
+    done = 0
+
+    def one() -> None:
+        nonlocal done
+        done += 1
+        progress(mode, done, len(visits))
+
+    progress(mode, 0, len(visits))
+    return await replay(servers.client, visits, demo.candidates, one)
+
+
+async def _summary(mode: Mode, servers: Servers, answers: Sequence[Answer]) -> Replay:
+    replies = [answer.reply for answer in answers if answer.reply is not None]
+    if not replies:
+        raise Unavailable(f"no request was answered: {Counter(answer.status for answer in answers)}")
+    stages = {stage: [reply.stages_ms[stage] for reply in replies] for stage in STAGES}
+    told = (await servers.instances()).values()
+    ranks = sum(sum(status["engine"]["paths"].values()) for status in told)
+    made = sum(status["counts"]["sources"].get("NOTHING", 0) for status in told)
+    return Replay(
+        mode=mode,
+        stages_ms={stage: _quantiles(values) for stage, values in stages.items()},
+        answered_ms=_quantiles([answer.ms for answer in answers if answer.reply is not None]),
+        paths=dict(Counter(str(reply.path) for reply in replies)),
+        decisions=dict(Counter(reply.decision for reply in replies)),
+        reuse=1 - (made - _WARM) / (ranks - _WARM),
+        failed=len(answers) - len(replies),
     )
-    draw = np.random.default_rng(demo.seed)
-    longest = demo.length + 64 * demo.users + demo.visits * demo.new_behaviours
-    page = model.layout.bytes
-    room = model.layout.count(longest) + 2
-    config = EngineConfig(
-        device_cache=str(room * (1 + (demo.users + 1) // 2) * page),
-        host_cache=str(room * demo.users * page),
-        max_history=longest,
-        lease_share=1.0,
-        pre_infer_share=1.0,
-        lease_s=30.0,
-    )
-    alone = EngineConfig(device_cache=str(2 * room * page), host_cache="0", max_history=longest)
-    histories = {f"user-{i + 1}": _history(draw, demo.length + 64 * i) for i in range(demo.users)}
-    visits: list[Visit] = []
-    async with Engine(model, config) as relay, Engine(model, alone) as full:
-        for visit in range(demo.visits):
-            for user in histories:
-                if visit:
-                    histories[user] = _grown(draw, histories[user], demo.new_behaviours)
-                history = histories[user]
-                items = draw.integers(0, 20_000, demo.candidates)
-                signal, ranked, relay_ms = await _by_relay(relay, visit, user, history, items)
-                await full.evict(user)
-                began = time.perf_counter()
-                whole = await full.rank(user, history, items)
-                full_ms = (time.perf_counter() - began) * 1e3
-                difference = float(np.abs(ranked.scores - whole.scores).max())
-                allowed = 1e-5 * max(1.0, float(np.abs(whole.scores).max()))
-                visits.append(
-                    Visit(user, visit + 1, len(history), signal, ranked.path, relay_ms, full_ms, difference, allowed)
-                )
-                progress(len(visits), demo.visits * demo.users)
-    return DemoResult(demo, visits)
 
 
-async def _by_relay(
-    engine: Engine, visit: int, user: str, history: History, items: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> tuple[str, Ranked, float]:
-    """One request through the cascade: the signal at arrival, the rank when the earlier stages are done.
-
-    On the third visit no signal is sent, as when a request did not look at risk; on the fourth the earlier stages are
-    so quick that the rank comes while the prefix is being made.
-    """
-    signal = "–"
-    if visit == 2:
-        ranked, ms = await _timed_rank(engine, user, history, items)
-        return signal, ranked, ms
-    pre_infer = asyncio.create_task(engine.pre_infer(user, history))
-    await asyncio.sleep(0.0 if visit == 3 else RETRIEVAL_S)
-    ranked, ms = await _timed_rank(engine, user, history, items)
-    return await pre_infer, ranked, ms
+def _quantiles(values: Sequence[float]) -> dict[str, float]:
+    return {"p50": percentile(values, 50), "p99": percentile(values, 99)}
 
 
-async def _timed_rank(
-    engine: Engine, user: str, history: History, items: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> tuple[Ranked, float]:
-    began = time.perf_counter()
-    ranked = await engine.rank(user, history, items)
-    return ranked, (time.perf_counter() - began) * 1e3
-
-
-def _history(draw: np.random.Generator, length: int) -> History:
-    times = np.cumsum(draw.integers(1, 7200, length)) + 1_700_000_000
-    return History(draw.zipf(1.3, length) % 20_000, draw.integers(0, 16, length), times)
-
-
-def _grown(draw: np.random.Generator, history: History, count: int) -> History:
-    times = int(history.timestamps[-1]) + np.cumsum(draw.integers(1, 120, count))
-    return history.append(draw.zipf(1.3, count) % 20_000, draw.integers(0, 16, count), times)
+def _largest_difference(full: Sequence[Answer], relay: Sequence[Answer]) -> tuple[float, float]:
+    """Of scores for the same request and item, with what rounding allows for the request's largest score."""
+    worst = 0.0, 1.0
+    for one, other in zip(full, relay, strict=True):
+        if not one.scores or not other.scores:
+            continue
+        if one.scores.keys() != other.scores.keys():
+            raise Unavailable(f"a request of {one.visit.user} was ranked on other items in the two replays")
+        allowed = 1e-5 * max(1.0, *map(abs, one.scores.values()))
+        difference = max(abs(score - other.scores[item]) for item, score in one.scores.items())
+        worst = max(worst, (difference, allowed), key=lambda pair: pair[0] / pair[1])
+    return worst

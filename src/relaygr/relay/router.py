@@ -28,6 +28,8 @@ class Placement(StrEnum):
     """The slot that was named."""
     MOVED = "MOVED"
     """The slot that was named is gone, so it was placed anew."""
+    SCATTERED = "SCATTERED"
+    """Any slot: there is no affinity."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class RouterConfig:
     quiet_tokens: int = 0
     """Below this load a slot takes its own keys whatever the mean. With few requests under way the mean is close to
     nothing and would send keys away from slots that are all but idle; 0: the mean alone decides."""
+
+    affinity: bool = True
+    """Whether a key keeps to its slot and later messages follow the first; False: each goes to any slot, a control."""
 
     def __post_init__(self) -> None:
         if number("load_factor", self.load_factor) < 1:
@@ -123,6 +128,8 @@ class Router:
         Else it is placed anew, and the route says MOVED. Unavailable if no slot is up; then nothing changed.
         """
         tokens = _weight(tokens)
+        if not self.config.affinity:
+            return self.place(key, tokens)
         if self._membership.follows(slot):
             self._refresh()
             return self._charge(self._load(slot), Placement.FOLLOWED, tokens)
@@ -147,6 +154,9 @@ class Router:
         live = self._refresh()
         if not live:
             raise Unavailable("no slot is up")
+        if not self.config.affinity:
+            draw = xxhash.xxh3_64_intdigest(_encoded(key), sum(self.placements.values()))
+            return live[draw % len(live)], Placement.SCATTERED
         mean = (sum([load.tokens for load in live]) + tokens) / len(live)
         limit = max(self.config.load_factor * mean, self.config.quiet_tokens)
         ranks = _ranks(key, self._seeds)

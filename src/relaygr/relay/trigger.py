@@ -35,6 +35,8 @@ class TriggerConfig:
     """What sends the signal: AT_RISK; ALWAYS and NEVER are controls to compare with."""
     ranking_budget_ms: float = 50.0
     """The time ranking may take."""
+    target_ms: float | None = None
+    """The ranking time aimed at, where the budget is there for the worst case; None: the ranking budget."""
     quantile: float = 0.99
     """The share of ranks that the budget must hold for."""
     min_gain_ms: float = 2.0
@@ -54,6 +56,8 @@ class TriggerConfig:
         for field in ("ranking_budget_ms", "wait_ttl_s", "prior_weight"):
             if number(field, getattr(self, field)) <= 0:
                 raise InvalidInput(field, "must be positive")
+        if self.target_ms is not None and number("target_ms", self.target_ms) <= 0:
+            raise InvalidInput("target_ms", "must be positive")
         if number("min_gain_ms", self.min_gain_ms) < 0:
             raise InvalidInput("min_gain_ms", "must not be negative")
         if not 0 < number("quantile", self.quantile) < 1:
@@ -61,6 +65,11 @@ class TriggerConfig:
         if not 1 <= number("prior_margin", self.prior_margin) <= 64:
             raise InvalidInput("prior_margin", f"must be at least 1 and at most 64, not {self.prior_margin}")
         integer("memory", self.memory, at_least=1)
+
+    @property
+    def aim_ms(self) -> float:
+        """What a rank must not take longer than, not to be at risk."""
+        return self.ranking_budget_ms if self.target_ms is None else min(self.target_ms, self.ranking_budget_ms)
 
 
 @dataclass(frozen=True)
@@ -154,7 +163,7 @@ class _Heard:
 class Trigger:
     """The risk test, and what it learns.
 
-    A request is at risk when margin × (wait + T(full)) exceeds the ranking budget and T(full) − T(resident) is worth a
+    A request is at risk when margin × (wait + T(full)) exceeds the time aimed at and T(full) − T(resident) is worth a
     signal. T and the wait are those of the slot it will go to, as last reported; a slot not heard from is taken for an
     idle one that costs what the one last heard from does. The margin is the configured quantile of actual over
     predicted times of served ranks.
@@ -236,5 +245,5 @@ class Trigger:
             return Decision.ADMIT
         if forecast is None:
             return Decision.UNAVAILABLE
-        late = self.margin * (forecast.wait_ms + forecast.full_ms) > self.config.ranking_budget_ms
+        late = self.margin * (forecast.wait_ms + forecast.full_ms) > self.config.aim_ms
         return Decision.ADMIT if late and forecast.gain_ms >= self.config.min_gain_ms else Decision.NOT_AT_RISK

@@ -15,7 +15,7 @@ from typing import Final
 from relaygr.cascade.pipeline import PipelineConfig
 from relaygr.config import EngineConfig
 from relaygr.errors import InvalidInput, Unavailable
-from relaygr.relay import Membership
+from relaygr.relay import Membership, RouterConfig, TriggerConfig
 from relaygr.serving.provision import provision
 from relaygr.serving.run import bind, running_gateway, stopping, unless
 from relaygr.serving.settings import DataSettings, Settings, render
@@ -29,11 +29,13 @@ _SERVES: Final = re.compile(r"serves on (http://\S+)")
 
 
 DEFAULTS: Final = Settings(
-    cascade=PipelineConfig(pipeline_ms=400.0, ranking_ms=150.0),
+    cascade=PipelineConfig(pipeline_ms=1500.0, ranking_ms=1200.0),
+    trigger=TriggerConfig(target_ms=50.0),
+    router=RouterConfig(quiet_tokens=16384),
     engine=EngineConfig(device_cache="256MiB", host_cache="512MiB", on_miss="truncate"),
 )
-"""What `serve all` starts from, for a CPU and little memory. A rank that comes too early for its prefix is served on
-the newest behaviours, and says so."""
+"""What `serve all` starts from, for a CPU that other things run on, and little memory: the trigger aims at 50 ms, the
+budget is for the worst case, and a rank that still would be late is served on the newest behaviours, and says so."""
 
 
 async def run_all(
@@ -78,14 +80,15 @@ async def _started(running: "list[_Instance]") -> bool:
 
 
 def _shared(settings: Settings, data: Path, instances: int) -> Settings:
-    """With a path for everything, the one named or the one that `provision` fills, and the cores divided."""
+    """With a path for everything, the one named or the one that `provision` fills, and the cores divided: one is the
+    gateway's and the loops'."""
     named, own = settings.data, settings.instance
     paths = DataSettings(
         model=named.model or str(data / "model.safetensors"),
         catalogue=named.catalogue or str(data / "items.safetensors"),
         store=named.store or str(data / "store"),
     )
-    threads = own.threads or max(1, len(os.sched_getaffinity(0)) // instances)
+    threads = own.threads or max(1, (len(os.sched_getaffinity(0)) - 1) // instances)
     return replace(settings, data=paths, instance=replace(own, threads=threads))
 
 

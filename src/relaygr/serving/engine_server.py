@@ -6,11 +6,14 @@ when it is ready, and ends when standard input does: a parent that dies takes it
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -93,6 +96,15 @@ def _say_ready() -> None:
     sys.stdout.flush()
 
 
+@contextlib.asynccontextmanager
+async def _alone() -> AsyncIterator[None]:
+    """While no other engine of this user opens on this machine: an engine measures then what work costs."""
+    path = Path(tempfile.gettempdir()) / f"relaygr-{os.getuid()}.lock"
+    with path.open("w") as file:
+        await asyncio.to_thread(fcntl.flock, file, fcntl.LOCK_EX)
+        yield
+
+
 async def _main(settings: EngineSettings) -> None:
     model = checkpoint.load(settings.model)
     torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) - 1))
@@ -105,7 +117,9 @@ async def _main(settings: EngineSettings) -> None:
         until.set()
 
     watcher = asyncio.create_task(wait_for_parent())
-    async with Engine(model, EngineConfig(**settings.config)) as engine:
+    async with contextlib.AsyncExitStack() as stack:
+        async with _alone():
+            engine = await stack.enter_async_context(Engine(model, EngineConfig(**settings.config)))
         await serve_engine(engine, settings.socket, _say_ready, until)
     await watcher
 

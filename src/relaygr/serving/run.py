@@ -15,7 +15,8 @@ import uvicorn
 from relaygr.cascade.catalogue import Catalogue
 from relaygr.cascade.pipeline import Pipeline
 from relaygr.cascade.pre_processing import FeaturePreProcessing
-from relaygr.cascade.retrieval import FaissRetrieval
+from relaygr.cascade.retrieval import DelayedRetrieval, FaissRetrieval, HttpRetrieval
+from relaygr.cascade.stage import Retrieval
 from relaygr.clock import RealClock
 from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import LmdbStore
@@ -47,6 +48,7 @@ async def run_instance(settings: Settings, ready: Callable[[str], None] = lambda
     Raises InvalidInput when no model is named, Unavailable when the engine process ends by itself: an instance without
     its engine is no instance.
     """
+    settings = settings.in_mode
     model, store_path, own = settings.data.need("model"), settings.data.store, settings.instance
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopping())
@@ -151,13 +153,14 @@ async def running_gateway(settings: Settings, membership: Membership, bound: soc
 
     Raises InvalidInput when no store or no catalogue is named.
     """
-    own, store_path, catalogue = settings.gateway, settings.data.need("store"), settings.data.need("catalogue")
+    settings = settings.in_mode
+    own, store_path = settings.gateway, settings.data.need("store")
     async with contextlib.AsyncExitStack() as stack:
         store = stack.enter_context(LmdbStore(store_path))
         clock = RealClock()
         router = Router(membership, settings.router)
         ranking = await stack.enter_async_context(RelayRanking(membership, router, Trigger(settings.trigger), clock))
-        retrieval = FaissRetrieval(Catalogue.load(catalogue))
+        retrieval = await _retrieval(settings, stack)
         features = FeaturePreProcessing(
             request_features=own.request_features, candidate_features=own.candidate_features
         )
@@ -168,6 +171,21 @@ async def running_gateway(settings: Settings, membership: Membership, bound: soc
         async with listening(app, bound) as port:
             yield url(own.host, port)
             await drain(app, own.drain_s)
+
+
+async def _retrieval(settings: Settings, stack: contextlib.AsyncExitStack) -> Retrieval:
+    """The one that the settings name; closed with the stack."""
+    own = settings.gateway
+    retrieval: Retrieval
+    if own.retrieval_url is not None:
+        retrieval = await stack.enter_async_context(
+            HttpRetrieval(own.retrieval_url, settings.cascade.pipeline_ms / 1e3)
+        )
+    else:
+        retrieval = FaissRetrieval(Catalogue.load(settings.data.need("catalogue")))
+    if own.retrieval_at_least_ms:
+        retrieval = DelayedRetrieval(retrieval, own.retrieval_at_least_ms / 1e3)
+    return retrieval
 
 
 async def run_gateway(settings: Settings, ready: Callable[[str], None] = lambda address: None) -> None:

@@ -25,6 +25,7 @@ from relaygr.cascade.pipeline import PipelineConfig
 from relaygr.config import EngineConfig
 from relaygr.errors import InvalidInput
 from relaygr.relay import MembershipConfig, RouterConfig, TriggerConfig
+from relaygr.serving.modes import RelaySettings
 
 __all__ = ["DataSettings", "GatewaySettings", "InstanceSettings", "Overrides", "Settings", "read", "render"]
 
@@ -39,8 +40,13 @@ _WORDS: Final = {
     "pre_infer_share": "device_time_share",
 }
 """The operator's words for fields of components."""
-_TOLD_ELSEWHERE: Final = {(TriggerConfig, "ranking_budget_ms")}
-"""Fields that are no keys: `Settings` fills them in."""
+_TOLD_ELSEWHERE: Final = {
+    (TriggerConfig, "ranking_budget_ms"),
+    (TriggerConfig, "mode"),
+    (RouterConfig, "affinity"),
+    (EngineConfig, "reuse"),
+}
+"""Fields that are no keys: the cascade's budget and the relay's mode say them."""
 _WIDTH: Final = 100
 _HEADER: Final = (
     "Settings of RelayGR's servers. A key that is left out keeps its default; an unknown one is refused. Options of "
@@ -110,6 +116,10 @@ class GatewaySettings:
     """Features of a request: as many as the model reads."""
     candidate_features: int = 0
     """Features of a candidate: as many as the model reads."""
+    retrieval_url: str | None = None
+    """A retrieval service of your own, asked by POST in JSON. None: FAISS over the catalogue."""
+    retrieval_at_least_ms: float = 0.0
+    """How long retrieval takes at least: stands in for one over more items where the relay is tried out."""
     instances: Mapping[str, str] = field(default_factory=dict)
     """The instances that `serve gateway` sends to, each slot with its address: slot-0 = "http://127.0.0.1:8100"."""
 
@@ -118,6 +128,10 @@ class GatewaySettings:
         for name in ("request_features", "candidate_features"):
             if getattr(self, name) < 0:
                 raise InvalidInput(name, "must not be negative")
+        if self.retrieval_url is not None and urlsplit(self.retrieval_url).scheme not in ("http", "https"):
+            raise InvalidInput("retrieval_url", f"is {self.retrieval_url!r}; it begins with http:// or https://")
+        if not 0 <= self.retrieval_at_least_ms < math.inf:
+            raise InvalidInput("retrieval_at_least_ms", "must be finite and not negative")
         for slot, address in self.instances.items():
             if not slot:
                 raise InvalidInput("instances", "has a slot without a name")
@@ -129,6 +143,7 @@ class GatewaySettings:
 class Settings:
     """Everything that servers can be told. One field a section of the file."""
 
+    relay: RelaySettings = field(default_factory=RelaySettings)
     cascade: PipelineConfig = field(default_factory=PipelineConfig)
     trigger: TriggerConfig = field(default_factory=TriggerConfig)
     """With the ranking budget of the cascade, whatever its own says: there is one."""
@@ -142,6 +157,14 @@ class Settings:
     def __post_init__(self) -> None:
         one_budget = replace(self.trigger, ranking_budget_ms=self.cascade.ranking_ms)
         object.__setattr__(self, "trigger", one_budget)
+
+    @property
+    def in_mode(self) -> "Settings":
+        """With what the relay's mode says about engine, trigger and router: what servers run with."""
+        mode = self.relay.mode
+        return replace(
+            self, engine=mode.engine(self.engine), trigger=mode.trigger(self.trigger), router=mode.router(self.router)
+        )
 
 
 # ---- reading
