@@ -98,13 +98,9 @@ class EngineConfig:
         except ValueError:
             share = 0.0
         if not 0 < share <= 1:
-            raise InvalidInput(
-                "device_cache", f'is {self.device_cache!r}; write "4GiB", or a share such as "80%"'
-            )
+            raise InvalidInput("device_cache", f'is {self.device_cache!r}; write "4GiB", or a share such as "80%"')
         if free is None:
-            raise InvalidInput(
-                "device_cache", f"is {self.device_cache!r}; this device needs a size"
-            )
+            raise InvalidInput("device_cache", f"is {self.device_cache!r}; this device needs a size")
         return int(share * free())
 
     @property

@@ -475,7 +475,7 @@ RELAY: Final[tuple[Metric[RelayRanking], ...]] = (
     Metric(
         "relaygr_placements_total",
         Kind.COUNTER,
-        "How messages came to their slots: PLACED, FOLLOWED (its signal), OVERFLOWED (load), MOVED (slot gone), SCATTERED.",
+        "How messages found slots: PLACED, FOLLOWED (its signal), OVERFLOWED (load), MOVED (slot gone), SCATTERED.",
         ("placement",),
         lambda ranking: _by(ranking.router.placements),
     ),
