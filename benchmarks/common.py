@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "machine", "percentile", "time_calls", "write_result"]
+__all__ = ["RESULTS", "commit", "machine", "percentile", "time_calls", "write_result"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -40,7 +40,7 @@ def write_result(name: str, inputs: Mapping[str, Any], figures: Mapping[str, Any
     result = {
         "name": name,
         "machine": machine(),
-        "commit": _commit(),
+        "commit": commit(),
         "inputs": dict(inputs),
         "figures": dict(figures),
     }
@@ -77,7 +77,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit measured, with "+" where the code differs from it; None outside a repository."""
 
     def git(*arguments: str) -> str:

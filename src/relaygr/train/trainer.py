@@ -1,0 +1,325 @@
+"""The training loop."""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from relaygr.errors import InvalidInput
+from relaygr.model import RankingModel
+from relaygr.train.dataset import Dataset
+from relaygr.train.objectives import losses
+from relaygr.train.recipe import Optimiser, Recipe
+from relaygr.train.scoring import next_item_metrics, next_item_ranks, ranking_metrics, ranking_scores
+from relaygr.train.sequences import Batch, Sequences
+from relaygr.train.split import Split, Targets, split
+
+__all__ = ["Epoch", "Trained", "fresh_model", "train"]
+
+_VALIDATION: Final = 20_000
+"""Targets that a look at the validation part takes at most."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch came to."""
+
+    epoch: int
+    losses: dict[str, float]
+    valid: dict[str, float] | None
+    """Figures on the validation part, where it was looked at."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model at its best epoch."""
+
+    model: RankingModel
+    recipe: Recipe
+    seed: int
+    best: int
+    """The epoch that was best on the validation part."""
+    epochs: list[Epoch]
+    seconds: float
+
+
+def fresh_model(recipe: Recipe, dataset: Dataset, seed: int) -> RankingModel:
+    """A model to begin with: small embeddings, layers that keep the size of what they are given."""
+    model = RankingModel(recipe.model_config(dataset))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            last = name.rpartition(".")[2]
+            if last.endswith("norm_weight"):
+                parameter.fill_(1.0)
+            elif last.endswith("bias"):
+                parameter.zero_()
+            else:
+                scale = recipe.optimiser.embedding_scale
+                if not name.startswith("embedding."):
+                    scale = math.sqrt(2 / sum(parameter.shape))
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+        if recipe.optimiser.positions == "waves":
+            model.embedding.positions.copy_(_waves(model.embedding.positions.shape) * recipe.optimiser.embedding_scale)
+    return model
+
+
+def _waves(shape: torch.Size) -> torch.Tensor:
+    """Sines and cosines of the rows' numbers, from one row to thousands in a turn, with a mean square of 1."""
+    rows, dim = shape
+    rates = 10_000.0 ** -(torch.arange(0, dim, 2) / dim)
+    angles = torch.arange(rows)[:, None] * rates
+    return math.sqrt(2) * torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :dim]
+
+
+def train(
+    dataset: Dataset,
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    folder: Path | None = None,
+    progress: Callable[[Epoch], None] = lambda epoch: None,
+) -> Trained:
+    """Train, and return the model of the epoch that was best on the validation part.
+
+    With a `folder`, the state after each epoch is kept there; called again with the same recipe and seed, training
+    goes on from it and ends as if it had never stopped. Same data, recipe, seed and machine: same model.
+    """
+    run = _Run(dataset, recipe, seed, torch.device(device), folder)
+    run.resume()
+    for epoch in range(len(run.epochs), recipe.optimiser.epochs):
+        if run.is_over():
+            break
+        progress(run.epoch(epoch))
+        run.keep()
+    return run.result()
+
+
+@contextlib.contextmanager
+def _coarse() -> Iterator[None]:
+    """Inside, a GPU may take products of float32 in TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class _Run:
+    """One training run: model, optimiser, and the best weights so far."""
+
+    def __init__(self, dataset: Dataset, recipe: Recipe, seed: int, device: torch.device, folder: Path | None) -> None:
+        self.recipe, self.seed, self.device, self.folder = recipe, seed, device, folder
+        self.dataset = dataset
+        self.split = split(dataset, recipe.sequence.split)
+        self.model = fresh_model(recipe, dataset, seed).to(device).train()
+        self.sequences = Sequences(dataset, self.model.config, recipe.sequence.length, device)
+        self.windows = _Windows(dataset, self.split, recipe.sequence.length + 1, device)
+        self.steps = -(-len(self.windows) // recipe.optimiser.batch)
+        self.parameters = dict(self.model.named_parameters())
+        self.optimiser = _optimiser(self.parameters, recipe.optimiser, device)
+        self.averages = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.best_weights = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.best = -1
+        self.best_figure = -math.inf
+        self.step = 0
+        self.epochs: list[Epoch] = []
+
+    def is_over(self) -> bool:
+        patience, every = self.recipe.optimiser.patience, self.recipe.optimiser.evaluate_every
+        return bool(patience) and len(self.epochs) - 1 - self.best > patience * every
+
+    def epoch(self, epoch: int) -> Epoch:
+        began = time.perf_counter()
+        options = self.recipe.optimiser
+        torch.manual_seed(self.seed * 1_000_003 + epoch)  # order, windows, dropout and negatives
+        totals: dict[str, torch.Tensor] = {}
+        with _coarse():
+            for starts, lengths, longest in self.windows.epoch(options.batch):
+                batch = self.sequences.windows(starts, lengths, longest)
+                for name, value in self._step(batch).items():
+                    totals[name] = totals[name] + value if name in totals else value
+        mean = {name: float(value) / self.steps for name, value in totals.items()}
+        if not all(map(math.isfinite, mean.values())):
+            raise InvalidInput("rate", f"is too high: in epoch {epoch} the loss is no longer finite")
+        look = (epoch + 1) % options.evaluate_every == 0 or epoch + 1 == options.epochs
+        valid = self._look(epoch) if look else None
+        done = Epoch(epoch, mean, valid, time.perf_counter() - began)
+        self.epochs.append(done)
+        return done
+
+    def _step(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Learn from one batch; returns the losses before it did."""
+        options, objective = self.recipe.optimiser, self.recipe.objective
+        self._rate()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            found = losses(self.model, self.sequences, batch, objective, options.dropout)
+        loss = torch.stack([getattr(objective, name) * value for name, value in found.items()]).sum()
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.parameters.values(), options.clip)
+        self.optimiser.step()
+        self.step += 1
+        if options.average:
+            self._average(options.average)
+        return {name: value.detach() for name, value in found.items()}
+
+    def _rate(self) -> None:
+        options = self.recipe.optimiser
+        total = options.epochs * self.steps
+        if self.step < options.warm_up:
+            share = (self.step + 1) / options.warm_up
+        else:
+            at = (self.step - options.warm_up) / max(1, total - options.warm_up)
+            share = options.final + (1 - options.final) * 0.5 * (1 + math.cos(math.pi * min(at, 1.0)))
+        for group in self.optimiser.param_groups:
+            group["lr"] = options.rate * share
+
+    def _average(self, decay: float) -> None:
+        decay = min(decay, (1 + self.step) / (10 + self.step))
+        torch._foreach_lerp_(list(self.averages.values()), [p.detach() for p in self.parameters.values()], 1 - decay)
+
+    def _look(self, epoch: int) -> dict[str, float]:
+        """Judge on the validation part; the best weights are kept."""
+        judged = self.averages if self.recipe.optimiser.average else self.parameters
+        current = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self._load(judged)
+        figures = self._figures(self.split.valid.sample(_VALIDATION))
+        figure = figures["choice"]
+        if figure > self.best_figure:
+            self.best, self.best_figure = epoch, figure
+            self.best_weights = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self._load(current)
+        return figures
+
+    def _figures(self, targets: Targets) -> dict[str, float]:
+        """NDCG@10 chooses where next items are learnt, the mean AUC of the labels else."""
+        length = self.recipe.sequence.length
+        found: dict[str, float] = {}
+        self.model.eval()
+        if self.recipe.objective.ranking:
+            scores = ranking_scores(self.model, self.sequences, self.dataset, targets, length)
+            figures = ranking_metrics(self.dataset, targets, scores)
+            found |= {f"{label}_auc": values["auc"] for label, values in figures.items()}
+            found["choice"] = float(np.mean(list(found.values())))
+        if self.recipe.objective.next_item:
+            ranks = next_item_ranks(self.model, self.sequences, self.dataset, targets, length)
+            found |= next_item_metrics(ranks)
+            found["choice"] = found["ndcg@10"]
+        self.model.train()
+        return found
+
+    def _load(self, weights: Any) -> None:
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(weights[name])
+
+    def result(self) -> Trained:
+        self._load(self.best_weights)
+        model = self.model.eval().requires_grad_(False)
+        return Trained(model, self.recipe, self.seed, self.best, self.epochs, sum(e.seconds for e in self.epochs))
+
+    def keep(self) -> None:
+        """Write the state, whole or not at all."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tensors: dict[str, torch.Tensor] = {}
+        for name, parameter in self.parameters.items():
+            state = self.optimiser.state[parameter]
+            parts = {"weight": parameter, "best": self.best_weights[name], "average": self.averages[name]}
+            parts |= {key: state[key] for key in ("exp_avg", "exp_avg_sq", "step")}
+            tensors |= {f"{key}:{name}": part.detach().cpu().contiguous().clone() for key, part in parts.items()}
+        about = {
+            "recipe": self.recipe.to_dict(),
+            "seed": self.seed,
+            "step": self.step,
+            "best": [self.best, self.best_figure],
+            "epochs": [[e.epoch, e.losses, e.valid, e.seconds] for e in self.epochs],
+        }
+        partial = self._state().with_suffix(".partial")
+        save_file(tensors, partial, metadata={"state": json.dumps(about)})
+        partial.replace(self._state())
+
+    def resume(self) -> None:
+        """Go on from the folder's state, if it has one of this recipe and seed."""
+        if self.folder is None or not self._state().exists():
+            return
+        try:
+            with safe_open(self._state(), framework="pt") as file:
+                about = json.loads((file.metadata() or {})["state"])
+                tensors = {name: file.get_tensor(name).to(self.device) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise InvalidInput("folder", f"{self._state()} cannot be read: {error}") from error
+        if about["recipe"] != json.loads(json.dumps(self.recipe.to_dict())) or about["seed"] != self.seed:
+            raise InvalidInput(
+                "folder", f"{self.folder} holds a run of another recipe or seed: remove it, or name another folder"
+            )
+        self._load({name: tensors[f"weight:{name}"] for name in self.parameters})
+        for name, parameter in self.parameters.items():
+            state = {key: tensors[f"{key}:{name}"] for key in ("exp_avg", "exp_avg_sq")}
+            step = tensors[f"step:{name}"]
+            self.optimiser.state[parameter] = {**state, "step": step if self.device.type == "cuda" else step.cpu()}
+            self.best_weights[name] = tensors[f"best:{name}"]
+            self.averages[name] = tensors[f"average:{name}"]
+        self.step = about["step"]
+        self.best, self.best_figure = about["best"]
+        self.epochs = [Epoch(*values) for values in about["epochs"]]
+
+    def _state(self) -> Path:
+        assert self.folder is not None
+        return self.folder / "state.safetensors"
+
+
+def _optimiser(
+    parameters: dict[str, torch.nn.Parameter], options: Optimiser, device: torch.device
+) -> torch.optim.AdamW:
+    decayed = [p for p in parameters.values() if p.ndim > 1]
+    plain = [p for p in parameters.values() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    betas = (0.9, options.beta2)
+    return torch.optim.AdamW(groups, lr=options.rate, betas=betas, fused=device.type == "cuda")
+
+
+class _Windows:
+    """The windows of an epoch: for each user the newest behaviours, and of a long history as many more, drawn anywhere
+    in it, as it is times longer than a window."""
+
+    def __init__(self, dataset: Dataset, parts: Split, width: int, device: torch.device) -> None:
+        stop: npt.NDArray[np.int64] = parts.train_stop
+        users = np.flatnonzero(stop >= 2)
+        counts = np.ceil(stop[users] / width).astype(np.int64)
+        owners = np.repeat(users, counts)
+        self._low = torch.from_numpy(dataset.offsets[owners])
+        self._lengths = torch.from_numpy(np.minimum(stop[owners], width))
+        self._room = torch.from_numpy(stop[owners]) - self._lengths
+        self._newest = torch.from_numpy(np.concatenate(([True], owners[1:] != owners[:-1]))) if len(owners) else None
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._low)
+
+    def epoch(self, batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+        """Starts and lengths of each step's windows, in a new order, and the longest length of the step."""
+        if self._newest is None:
+            raise InvalidInput("data", "no user has two behaviours to learn from")
+        drawn = (torch.rand(len(self)) * (self._room + 1)).long().minimum(self._room)
+        starts = self._low + torch.where(self._newest, self._room, drawn)
+        order = torch.randperm(len(self))
+        starts, lengths = starts[order], self._lengths[order]
+        for low in range(0, len(self), batch):
+            step = slice(low, low + batch)
+            yield starts[step].to(self._device), lengths[step].to(self._device), int(lengths[step].max())
