@@ -40,7 +40,11 @@ def one(data: Path, recipe: Recipe, seed: int, device: str, *, test: bool, save:
     began = time.perf_counter()
     dataset = datasets.load(data, ties=recipe.sequence.ties)
 
+    curve: list[list[Any]] = []
+
     def show(epoch: Epoch) -> None:
+        curve.append([epoch.epoch, epoch.losses, epoch.valid])
+        out.with_suffix(".partial").write_text(json.dumps({"recipe": recipe.to_dict(), "curve": curve}))
         figures = {k: round(v, 4) for k, v in {**epoch.losses, **(epoch.valid or {})}.items()}
         print(f"{out.stem} {epoch.epoch} {figures} {epoch.seconds:.1f}s", file=sys.stderr, flush=True)
 
@@ -51,7 +55,7 @@ def one(data: Path, recipe: Recipe, seed: int, device: str, *, test: bool, save:
         "seed": seed,
         "best_epoch": done.best,
         "valid": best.valid,
-        "curve": [[e.epoch, e.losses, e.valid] for e in done.epochs],
+        "curve": curve,
         "seconds": round(time.perf_counter() - began, 1),
     }
     if test:
@@ -176,12 +180,10 @@ def main() -> None:
         "--data",
         type=Path,
         required=True,
-        help="a folder of data sets, each made by `relaygr data import` under its name",
+        help="a folder of data sets, each under its name",
     )
     parser.add_argument("--recipe", default="ml-1m")
-    parser.add_argument(
-        "--variants", type=Path, help="search: JSON, {name: {data, recipe, save, section: {key: value}}}"
-    )
+    parser.add_argument("--variants", type=Path, help="search: JSON, {name: {section: {key: value}}}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--processes", type=int, default=1)

@@ -65,6 +65,7 @@ def forward(
 
 def normed(model: RankingModel, x: torch.Tensor) -> torch.Tensor:
     """Rows under the model's last norm: what its head reads."""
+    x = x.to(model.norm_weight.dtype)
     return F.layer_norm(x, x.shape[-1:], model.norm_weight, model.norm_bias, model.config.norm_eps)
 
 
@@ -128,7 +129,7 @@ def _packed(part: torch.Tensor) -> torch.Tensor:
 def _added(finish: Callable[..., torch.Tensor], x: torch.Tensor, dropout: float, *parts: torch.Tensor) -> torch.Tensor:
     """What a layer makes of its rows; with dropout on what it adds to them."""
     flat = x.flatten(0, 1)
-    out = finish(flat, *parts)
+    out = finish(flat, *parts).to(flat.dtype)
     if dropout:
         out = flat + F.dropout(out - flat, dropout)
     return out.view_as(x)

@@ -93,12 +93,16 @@ def number(source: Source) -> Imported:
 
 
 def _without_repeats(rows: Behaviours) -> tuple[Behaviours, int]:
-    """The rows, each of several equal ones at its first place; and how many that leaves out."""
+    """The rows, each of several equal ones at its first place; and how many that leaves out.
+
+    Where labels are unknown, so may be times: there, equal rows may be several behaviours, and all stay.
+    """
     packed = np.column_stack((rows.users, rows.items, rows.actions, rows.timestamps, rows.labels))
     order = np.lexsort(packed.T[::-1])
     ordered = packed[order]
     repeats = np.zeros(len(rows), bool)
     repeats[order[1:]] = (ordered[1:] == ordered[:-1]).all(axis=1)  # lexsort is stable: the first of equals comes first
+    repeats &= (rows.labels != UNKNOWN).all(axis=1)
     if not repeats.any():
         return rows, 0
     keep = ~repeats

@@ -46,8 +46,11 @@ class Split:
 
 
 def split(dataset: Dataset, by: SplitBy, *, train: float = 0.8, valid: float = 0.1) -> Split:
-    """ "leave-one-out": each user's last behaviour is the test and the one before it the validation, for users with
-    three and more. "time": the first `train` of all behaviours by time are learnt from, the next `valid` choose."""
+    """Split it.
+
+    leave-one-out: each user's last behaviour is the test and the one before it the validation, for users with three
+    and more. time: the first `train` of all behaviours with labels, by time, are learnt from, the next `valid` choose.
+    """
     if by == "leave-one-out":
         return _leave_one_out(dataset)
     if by == "time":
@@ -69,9 +72,11 @@ def _by_time(dataset: Dataset, train: float, valid: float) -> Split:
     if not 0 < train < train + valid < 1:
         raise InvalidInput("split", f"must leave something to each part, not {train} and {valid}")
     times, users = dataset.timestamps, dataset.user_of_rows()
-    first, second = (int(np.quantile(times, share, method="higher")) for share in (train, train + valid))
-    places = np.arange(len(dataset)) - dataset.offsets[users]
     known = (dataset.labels != UNKNOWN).all(axis=1)
+    if not known.any():
+        raise InvalidInput("labels", "are known of no behaviour")
+    first, second = (int(np.quantile(times[known], share, method="higher")) for share in (train, train + valid))
+    places = np.arange(len(dataset)) - dataset.offsets[users]
     stop = np.bincount(users[times < first], minlength=dataset.users)
     later = (known & (times >= first) & (times < second), known & (times >= second))
     parts = [Targets(users[rows], places[rows]) for rows in later]

@@ -199,7 +199,7 @@ class _Run:
         self._load(judged)
         figures = self._figures(self.split.valid.sample(_VALIDATION))
         figure = figures["choice"]
-        if figure > self.best_figure:
+        if self.best < 0 or figure > self.best_figure:
             self.best, self.best_figure = epoch, figure
             self.best_weights = {name: p.detach().clone() for name, p in self.parameters.items()}
         self._load(current)
@@ -214,7 +214,8 @@ class _Run:
             scores = ranking_scores(self.model, self.sequences, self.dataset, targets, length)
             figures = ranking_metrics(self.dataset, targets, scores)
             found |= {f"{label}_auc": values["auc"] for label, values in figures.items()}
-            found["choice"] = float(np.mean(list(found.values())))
+            known = [value for value in found.values() if math.isfinite(value)]
+            found["choice"] = float(np.mean(known)) if known else 0.0
         if self.recipe.objective.next_item:
             ranks = next_item_ranks(self.model, self.sequences, self.dataset, targets, length)
             found |= next_item_metrics(ranks)
