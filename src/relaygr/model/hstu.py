@@ -89,13 +89,13 @@ class HstuStack(nn.Module):
         )
 
     def layout(self) -> PageLayout:
-        return PageLayout(len(self.layers), self.heads, self.head_dim, self.layer(0).uvqk_weight.dtype)
+        return PageLayout(len(self.layers), self.heads, self.head_dim, self._layer(0).uvqk_weight.dtype)
 
     def append(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> None:
         last = len(self.layers) - 1
         for index in range(last):
             x = self._append_layer(index, x, pages, batch)
-        self.layer(last).project_into(self.attention, x, pages, last, batch)
+        self._layer(last).project_into(self.attention, x, pages, last, batch)
 
     def score(
         self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged, before: BeforeLayer | None = None
@@ -103,7 +103,7 @@ class HstuStack(nn.Module):
         for index in range(len(self.layers)):
             if before is not None:
                 before(index)
-            layer = self.layer(index)
+            layer = self._layer(index)
             u, v, q, k = layer.project(x)
             x = layer.finish(x, u, self.attention.score(self.weighting, q, k, v, pages, index, batch))
         return x
@@ -130,12 +130,12 @@ class HstuStack(nn.Module):
             candidates = self.score(candidates, pages, Ragged.build([num_candidates], [n], table, x.device))
         return torch.cat((history, candidates))
 
-    def layer(self, index: int) -> HstuLayer:
+    def _layer(self, index: int) -> HstuLayer:
         layer = self.layers[index]
         assert isinstance(layer, HstuLayer)
         return layer
 
     def _append_layer(self, index: int, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
-        layer = self.layer(index)
+        layer = self._layer(index)
         u, q = layer.project_into(self.attention, x, pages, index, batch)
         return layer.finish(x, u, self.attention.append(self.weighting, q, pages, index, batch))

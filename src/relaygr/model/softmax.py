@@ -71,13 +71,13 @@ class SoftmaxStack(nn.Module):
         return cls(config.layers, config.dim, config.heads, config.head_dim, norm_eps=config.norm_eps)
 
     def layout(self) -> PageLayout:
-        return PageLayout(len(self.layers), self.heads, self.head_dim, self.layer(0).qkv_weight.dtype)
+        return PageLayout(len(self.layers), self.heads, self.head_dim, self._layer(0).qkv_weight.dtype)
 
     def append(self, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> None:
         turn = self._turn_of(batch.token_positions(), x)
         last = len(self.layers) - 1
         for index in range(len(self.layers)):
-            layer = self.layer(index)
+            layer = self._layer(index)
             q, k, v = layer.project(x, turn)
             self.attention.write(k, v, pages, index, batch)
             if index < last:
@@ -90,12 +90,12 @@ class SoftmaxStack(nn.Module):
         for index in range(len(self.layers)):
             if before is not None:
                 before(index)
-            layer = self.layer(index)
+            layer = self._layer(index)
             q, k, v = layer.project(x, turn)
             x = layer.finish(x, self.attention.score(self.weighting, q, k, v, pages, index, batch))
         return x
 
-    def layer(self, index: int) -> SoftmaxLayer:
+    def _layer(self, index: int) -> SoftmaxLayer:
         layer = self.layers[index]
         assert isinstance(layer, SoftmaxLayer)
         return layer

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from relaygr.kernels.layer import Norm, Projected, project_plain
 from relaygr.model import RankingModel
-from relaygr.model.hstu import HstuStack
-from relaygr.model.softmax import SoftmaxStack, rotary
+from relaygr.model.hstu import HstuLayer, HstuStack
+from relaygr.model.softmax import SoftmaxLayer, SoftmaxStack, rotary
 
 __all__ = ["Outputs", "forward", "normed", "scores_of"]
 
@@ -80,18 +81,25 @@ def _hstu(stack: HstuStack, x: torch.Tensor, rows: _Rows | None, dropout: float)
     n = x.shape[1]
     causal = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
     for index in range(len(stack.layers)):
-        layer = stack.layer(index)
-        u, v, q, k = layer.project(x.flatten(0, 1))
+        layer = stack.layers[index]
+        assert isinstance(layer, HstuLayer)
+        u, v, q, k = _project(layer, x)
         v, q, k = _heads(v / weighting.length, x), _heads(q * weighting.scale, x), _heads(k, x)
         attended = F.silu(q @ k.mT).masked_fill(~causal, 0.0) @ v
         if c is not None and rows is not None:
-            cu, cv, cq, ck = layer.project(c.flatten(0, 1))
+            cu, cv, cq, ck = _project(layer, c)
             cv, cq, ck = _heads(cv / weighting.length, c), _heads(cq * weighting.scale, c), _heads(ck, c)
             own = F.silu((cq * ck).sum(-1, keepdim=True))
             seen = F.silu(cq @ k.mT).masked_fill(~rows.sees, 0.0) @ v + own * cv
             c = _added(layer.finish, c, dropout, cu, _packed(seen))
         x = _added(layer.finish, x, dropout, u, _packed(attended))
     return Outputs(x, c)
+
+
+def _project(layer: HstuLayer, x: torch.Tensor) -> Projected:
+    norm = Norm(layer.input_norm_weight, layer.input_norm_bias, layer.norm_eps)
+    silu_all = layer.silu_on == "uvqk"
+    return project_plain(x.flatten(0, 1), norm, layer.uvqk_weight, layer.uvqk_bias, layer.heads, silu_all=silu_all)
 
 
 def _softmax(stack: SoftmaxStack, x: torch.Tensor, rows: _Rows | None, dropout: float) -> Outputs:
@@ -102,7 +110,8 @@ def _softmax(stack: SoftmaxStack, x: torch.Tensor, rows: _Rows | None, dropout: 
     turn = rotary(torch.arange(n, device=x.device).repeat(b), stack.head_dim, wide)
     turn_candidates = None if rows is None else rotary(rows.positions.flatten(), stack.head_dim, wide)
     for index in range(len(stack.layers)):
-        layer = stack.layer(index)
+        layer = stack.layers[index]
+        assert isinstance(layer, SoftmaxLayer)
         q, k, v = (_heads(part, x) for part in layer.project(x.flatten(0, 1), turn))
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
         if c is not None and rows is not None and turn_candidates is not None:
