@@ -3,11 +3,13 @@
 Ratios are taken in one run, the ways interleaved, medians over rounds.
 """
 
+import argparse
 import asyncio
 import gc
 import os
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from common import percentile, write_result
+from common import RESULTS, percentile, write_result
 from relaygr import Engine, EngineConfig, History, build_model
 from relaygr.engine.simulated import SimulatedModel
 from relaygr.engine.step import Capacity, Model, PageCopy, Served, Step, StepResult
@@ -116,6 +118,23 @@ async def overhead(cached: int) -> dict[str, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda writes results/engine-h200.json")
+    parser.add_argument("--commit", default="unknown", help="cuda: what is being measured, where git cannot tell")
+    parser.add_argument("--out", type=Path, default=RESULTS / "engine-h200.json", help="cuda: where to write")
+    parser.add_argument("--rounds", type=int, default=30, help="cuda: calls of each kind")
+    parser.add_argument("--seconds", type=float, default=1.0, help="cuda: how long each load lasts")
+    parser.add_argument("--only", default="checks,calls,loads", help="cuda: which parts to run")
+    options = parser.parse_args()
+    if options.device == "cuda":
+        import engine_gpu
+
+        engine_gpu.run(options.commit, options.out, options.rounds, options.seconds, options.only.split(","))
+    else:
+        on_a_cpu()
+
+
+def on_a_cpu() -> None:
     torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))  # one core is the loop's: with all of them both are slower
     found = asyncio.run(ratios())
     costs = {str(cached): asyncio.run(overhead(cached)) for cached in CACHED_USERS}

@@ -1,13 +1,15 @@
-"""The engine on a GPU through its public calls: pre-infer, and ranks resident, extended, reloaded and in full.
+"""The engine on a GPU through its public calls. Run it as `engine.py --device cuda`.
 
-Checks first: scores by relay against scores in full, in bf16, within what bf16 itself costs against fp32.
+checks   scores by every path against scores in full, in bf16, and what bf16 itself costs against fp32
+calls    one at a time: pre-infer, and ranks resident, reloaded, extended and in full
+loads    closed loops of so many callers: requests a second, latencies, and the loop's own time for each step
 """
 
-import argparse
 import asyncio
 import json
 import statistics
 import time
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from common import machine
-from relaygr import Engine, EngineConfig, History, build_model
+from common import machine, percentile
+from relaygr import Engine, EngineConfig, History, Ranked, build_model
 
 SHAPES: dict[str, dict[str, Any]] = {
     "d256": {"layers": 8, "dim": 256, "heads": 4},
@@ -26,54 +28,106 @@ SHAPES: dict[str, dict[str, Any]] = {
     "d1024": {"layers": 8, "dim": 1024, "heads": 8},
     "dlrmv3": {"layers": 5, "dim": 512, "heads": 4},
 }
+CALLS = (("d256", 8192, 512), ("d512", 8192, 512), ("d512", 32768, 512), ("d1024", 8192, 512), ("dlrmv3", 14335, 2048))
+LOADS = (("d256", 8192, 512), ("d512", 8192, 512), ("d1024", 8192, 512), ("dlrmv3", 14335, 2048))
+CALLERS = (1, 4, 16, 48)
+MIXES = {
+    "resident": {"resident": 1.0},
+    "mixed": {"resident": 0.8, "extended": 0.15, "relay": 0.05},
+    "full": {"full": 1.0},
+}
+"""What callers ask for: prefixes left earlier; a few new behaviours; nothing cached, pre-inferred first or not."""
 EXTENSION = 16
+ITEMS = 100_000
+LINK_GB_S = 55.0
+TARGETS = {  # milliseconds on the device
+    ("d512", 8192, "rank resident"): 0.30,
+    ("d512", 32768, "rank resident"): 0.75,
+    ("d512", 8192, "pre-infer"): 1.6,
+    ("d512", 32768, "pre-infer"): 16.0,
+}
 
 
 def history_of(draw: np.random.Generator, length: int) -> History:
-    return History(draw.integers(0, 100_000, length), draw.integers(0, 16, length), np.arange(length) * 60)
+    return History(draw.integers(0, ITEMS, length), draw.integers(0, 16, length), np.arange(length) * 60)
 
 
-async def check(shape: str, length: int) -> dict[str, Any]:
-    """Largest differences of scores: relay against full in bf16, and full in bf16 against full in fp32."""
+def grown(draw: np.random.Generator, history: History) -> History:
+    last = int(history.timestamps[-1])
+    return history.append(draw.integers(0, ITEMS, EXTENSION), [1] * EXTENSION, [last] * EXTENSION)
+
+
+def engine_of(
+    shape: str, length: int, *, dtype: str = "bfloat16", device: str = "24GiB", host: str = "12GiB"
+) -> Engine:
+    model = build_model("hstu", **SHAPES[shape], items=ITEMS, seed=0, scale_length=float(length))
+    config = EngineConfig(
+        device="cuda", dtype=dtype, device_cache=device, host_cache=host, max_history=length + 4096, pre_infer_share=1.0
+    )
+    return Engine(model, config)
+
+
+async def written_back(engine: Engine, count: int) -> None:
+    """Wait until so many prefixes are in host memory."""
+    while engine.status().written_back < count:  # noqa: ASYNC110
+        await asyncio.sleep(1e-3)
+
+
+def push_out(engine: Engine, user: str) -> None:
+    """Evict the user from device memory alone, as a full device cache would."""
+    assert engine._loop is not None
+    engine._loop.tier.drop(user)
+
+
+async def check(shape: str, length: int, users: int = 4) -> dict[str, Any]:
+    """Largest differences of scores, by path against in full in bf16; and of full in bf16 against full in fp32."""
     draw = np.random.default_rng(1)
-    model = build_model("hstu", **SHAPES[shape], items=100_000, seed=1, scale_length=float(length))
-    history, items = history_of(draw, length), draw.integers(0, 100_000, 512)
-    found = {}
+    cases = [(history_of(draw, length - 37 * k), draw.integers(0, ITEMS, 512 - 100 * k)) for k in range(users)]
+    full: dict[str, list[np.ndarray[Any, Any]]] = {}
     for dtype in ("float32", "bfloat16"):
-        config = EngineConfig(
-            device="cuda", dtype=dtype, device_cache="8GiB", host_cache="4GiB", max_history=length + 64
-        )
-        async with Engine(model, config) as engine:
-            found[dtype] = (await engine.rank("full", history, items)).scores
-            if dtype == "bfloat16":
-                await engine.pre_infer("relay", history[: length - EXTENSION])
-                relay = await engine.rank("relay", history, items)
-                found["relay"], path = relay.scores, relay.path
+        async with engine_of(shape, length, dtype=dtype, host="0") as engine:
+            full[dtype] = [(await engine.rank(f"full {k}", *case)).scores for k, case in enumerate(cases)]
+    differences: dict[str, float] = {}
+
+    def compare(results: list[Ranked]) -> None:
+        for ranked, right in zip(results, full["bfloat16"], strict=True):
+            worst = float(np.abs(ranked.scores - right).max())
+            differences[ranked.path] = max(differences.get(ranked.path, 0.0), worst)
+
+    async with engine_of(shape, length) as engine:
+        for k, (history, _) in enumerate(cases):
+            await engine.pre_infer(f"u{k}", history[: len(history) - EXTENSION])
+        compare(await asyncio.gather(*(engine.rank(f"u{k}", *case) for k, case in enumerate(cases))))
+        compare(await asyncio.gather(*(engine.rank(f"u{k}", *case) for k, case in enumerate(cases))))
+        await written_back(engine, users)
+        while engine.status().write_back_waiting or engine.status().copies_in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(1e-3)
+        for k in range(users):
+            push_out(engine, f"u{k}")
+        compare(await asyncio.gather(*(engine.rank(f"u{k}", *case) for k, case in enumerate(cases))))
+        faults = engine.status().faults
+    noise = max(
+        float(np.abs(half - single).max()) for half, single in zip(full["bfloat16"], full["float32"], strict=True)
+    )
     return {
         "shape": shape,
         "n": length,
-        "path": path,
-        "relay_against_full": float(np.abs(found["relay"] - found["bfloat16"]).max()),
-        "bf16_against_fp32": float(np.abs(found["bfloat16"] - found["float32"]).max()),
+        "users": users,
+        "against_full": differences,
+        "bf16_against_fp32": noise,
+        "holds": max(differences.values()) <= noise,
+        "faults": faults,
     }
 
 
-async def measure(shape: str, length: int, candidates: int, rounds: int) -> list[dict[str, Any]]:
-    """Median milliseconds of each call, one at a time, from the caller's side and on the device."""
+async def calls(shape: str, length: int, candidates: int, rounds: int) -> list[dict[str, Any]]:
+    """Each call by itself: from the caller's side, and the device's share of it."""
     draw = np.random.default_rng(0)
-    model = build_model("hstu", **SHAPES[shape], items=100_000, seed=0, scale_length=float(length))
-    config = EngineConfig(
-        device="cuda",
-        dtype="bfloat16",
-        device_cache="16GiB",
-        host_cache="8GiB",
-        max_history=length + 4096,
-        step_ms=1000.0,
-        pre_infer_share=1.0,
-    )
     times: dict[str, list[float]] = {}
     device: dict[str, list[float]] = {}
-    async with Engine(model, config) as engine:
+    copied: list[float] = []
+    async with engine_of(shape, length) as engine:
+        prepared = engine.status().prepared
 
         async def timed(kind: str, call: Any) -> Any:
             before = engine.status().device_busy_s
@@ -83,74 +137,175 @@ async def measure(shape: str, length: int, candidates: int, rounds: int) -> list
             device.setdefault(kind, []).append((engine.status().device_busy_s - before) * 1e3)
             return result
 
-        for turn in track(range(rounds + 2), f"{shape} n={length}"):
-            if turn == 2:
+        for turn in track(range(rounds + 3), f"{shape} n={length}"):
+            if turn == 3:  # the first ones warm up
                 times.clear()
                 device.clear()
-            history, items = history_of(draw, length), draw.integers(0, 100_000, candidates)
-            await engine.evict("a")
-            await engine.evict("b")
+            history, items = history_of(draw, length), draw.integers(0, ITEMS, candidates)
+            for user in ("a", "b"):
+                await engine.evict(user)
+            written = engine.status().written_back
             await timed("pre-infer", engine.pre_infer("a", history))
-            resident = await timed("rank resident", engine.rank("a", history, items))
-            last = int(history.timestamps[-1])
-            longer = history.append(draw.integers(0, 100_000, EXTENSION), [1] * EXTENSION, [last] * EXTENSION)
-            extended = await timed("rank extended", engine.rank("a", longer, items))
-            full = await timed("rank full", engine.rank("b", history, items))
-            paths = [str(ranked.path) for ranked in (resident, extended, full)]
-            if turn >= 2:  # the first two compile and warm up
-                assert paths == ["RESIDENT", "EXTENDED", "FULL"], paths
+            paths = [(await timed("rank resident", engine.rank("a", history, items))).path]
+            await written_back(engine, written + 1)
+            push_out(engine, "a")
+            paths.append((await timed("rank reloaded", engine.rank("a", history, items))).path)
+            paths.append((await timed("rank extended", engine.rank("a", grown(draw, history), items))).path)
+            paths.append((await timed("rank full", engine.rank("b", history, items))).path)
+            assert paths == ["RESIDENT", "RELOADED", "EXTENDED", "FULL"], paths
+        status = engine.status()
+        copy_s = status.cost_model["copies"]
+        copied.append(status.page_bytes / copy_s[1] / 1e9 if copy_s[1] else 0.0)
     rows = []
     for kind, taken in times.items():
-        busy = statistics.median(device[kind])
-        rows.append(
-            {
-                "shape": shape,
-                "n": length,
-                "m": candidates,
-                "call": kind,
-                "ms": statistics.median(taken),
-                "device_ms": busy,
+        row: dict[str, Any] = {"shape": shape, "n": length, "m": candidates, "call": kind, "ms": statistics.median(taken)}
+        row |= {"p99_ms": percentile(taken, 99), "device_ms": statistics.median(device[kind])}
+        target = TARGETS.get((shape, length, kind))
+        if target is not None:
+            row |= {
+                "target_ms": target,
+                "reached_on_device": row["device_ms"] <= target,
+                "reached": row["ms"] <= target,
             }
-        )
+        if kind == "rank reloaded":
+            row |= {"copy_gb_s": copied[0], "share_of_link": copied[0] / LINK_GB_S}
+        rows.append(row)
+    rows[0]["prepared"] = prepared
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--commit", required=True, help="what is being measured")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "engine-h200.json")
-    parser.add_argument("--rounds", type=int, default=10)
-    options = parser.parse_args()
-    checks = [asyncio.run(check(shape, length)) for shape, length in (("d256", 3000), ("d512", 8192))]
+class Phases:
+    """Seconds of the loop in each of its phases, and how many steps they were for."""
+
+    def __init__(self, engine: Engine) -> None:
+        loop = engine._loop
+        assert loop is not None
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.steps = 0
+        plan, launch, ended = loop._scheduler.plan, loop._launch, loop._step_ended
+
+        def timed(name: str, call: Any) -> Any:
+            def wrapped(*args: Any) -> Any:
+                began = time.perf_counter()
+                try:
+                    return call(*args)
+                finally:
+                    self.seconds[name] += time.perf_counter() - began
+                    self.steps += name == "launch"
+
+            return wrapped
+
+        loop._scheduler.plan = timed("plan", plan)  # type: ignore[method-assign]
+        loop._launch = timed("launch", launch)  # type: ignore[method-assign]
+        loop._step_ended = timed("complete", ended)  # type: ignore[method-assign]
+
+    def clear(self) -> None:
+        self.seconds.clear()
+        self.steps = 0
+
+
+async def loads(shape: str, length: int, candidates: int, seconds: float, users: int = 96) -> list[dict[str, Any]]:
+    """Callers that ask again as soon as they are answered, for users of their own."""
     rows = []
-    for shape, length, candidates in (
-        ("d256", 8192, 512),
-        ("d512", 8192, 512),
-        ("d512", 32768, 512),
-        ("d1024", 8192, 512),
-        ("dlrmv3", 14335, 2048),
-    ):
-        rows += asyncio.run(measure(shape, length, candidates, options.rounds))
-    console = Console(width=110)
-    table = Table(title=f"{torch.cuda.get_device_name()}, bf16, medians of {options.rounds}")
-    for heading in ("shape", "n", "m", "call", "ms", "on the device"):
+    async with engine_of(shape, length, device="40GiB", host="0") as engine:
+        phases = Phases(engine)
+        draw = np.random.default_rng(0)
+        histories = [history_of(draw, length) for _ in range(users)]
+        for mix, shares in MIXES.items():
+            for callers in CALLERS:
+                for user, history in enumerate(histories):
+                    await engine.pre_infer(f"u{user}", history)
+                rows.append(await _load(engine, phases, list(histories), mix, shares, callers, candidates, seconds))
+                rows[-1] |= {"shape": shape, "n": length, "m": candidates}
+    return rows
+
+
+async def _load(
+    engine: Engine,
+    phases: Phases,
+    histories: list[History],
+    mix: str,
+    shares: dict[str, float],
+    callers: int,
+    candidates: int,
+    seconds: float,
+) -> dict[str, Any]:
+    taken: list[float] = []
+    paths: Counter[str] = Counter()
+    end = 0.0
+
+    async def caller(number: int) -> None:
+        draw = np.random.default_rng(number)
+        mine = range(number, len(histories), callers)
+        while time.perf_counter() < end:
+            index = int(draw.choice(mine))
+            user, items = f"u{index}", draw.integers(0, ITEMS, candidates)
+            kind = str(draw.choice(list(shares), p=list(shares.values())))
+            if kind == "extended":
+                histories[index] = grown(draw, histories[index])
+                if len(histories[index]) > len(histories[mine[0]]) + 2048:
+                    histories[index] = histories[index][: len(histories[index]) - 2048]
+            elif kind in ("full", "relay"):
+                await engine.evict(user)
+            if kind == "relay":
+                await engine.pre_infer(user, histories[index])
+            began = time.perf_counter()
+            ranked = await engine.rank(user, histories[index], items)
+            taken.append((time.perf_counter() - began) * 1e3)
+            paths[ranked.path] += 1
+
+    for warm in (True, False):
+        end = time.perf_counter() + (0.3 if warm else seconds)
+        taken.clear()
+        paths.clear()
+        phases.clear()
+        busy, began = engine.status().device_busy_s, time.perf_counter()
+        await asyncio.gather(*(caller(number) for number in range(callers)))
+    wall = time.perf_counter() - began
+    per_step = {name: spent / phases.steps * 1e6 for name, spent in phases.seconds.items()}
+    return {
+        "mix": mix,
+        "callers": callers,
+        "requests_per_s": len(taken) / wall,
+        "p50_ms": percentile(taken, 50),
+        "p99_ms": percentile(taken, 99),
+        "ranks_per_step": len(taken) / phases.steps,
+        "device_busy": (engine.status().device_busy_s - busy) / wall,
+        "loop_us_per_step": per_step | {"all": sum(per_step.values())},
+        "paths": {path: count / len(taken) for path, count in paths.items()},
+    }
+
+
+def run(commit: str, out: Path, rounds: int, seconds: float, parts: list[str]) -> None:
+    console = Console(width=150)
+    result: dict[str, Any] = {"machine": machine(), "commit": commit}
+    result["inputs"] = {"rounds": rounds, "seconds": seconds, "shapes": SHAPES, "extension": EXTENSION, "mixes": MIXES}
+
+    def save() -> None:
+        out.write_text(json.dumps(result, indent=2) + "\n")
+
+    if "checks" in parts:
+        result["checks"] = [asyncio.run(check(shape, length)) for shape, length in (("d256", 3000), ("d512", 8192))]
+        for row in result["checks"]:
+            console.print(row)
+        save()
+    if "calls" in parts:
+        result["calls"] = [row for case in CALLS for row in asyncio.run(calls(*case, rounds))]
+        _print(console, f"{torch.cuda.get_device_name()}, bf16, medians of {rounds}", result["calls"])
+        save()
+    if "loads" in parts:
+        result["loads"] = [row for case in LOADS for row in asyncio.run(loads(*case, seconds))]
+        _print(console, "closed loops", result["loads"])
+        save()
+    console.print(f"written to {out}")
+
+
+def _print(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
+    headings = dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, dict))
+    table = Table(title=title)
+    for heading in headings:
         table.add_column(heading)
     for row in rows:
-        table.add_row(
-            row["shape"], str(row["n"]), str(row["m"]), row["call"], f"{row['ms']:.2f}", f"{row['device_ms']:.2f}"
-        )
+        cells = [row.get(heading, "") for heading in headings]
+        table.add_row(*(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in cells))
     console.print(table)
-    for row in checks:
-        console.print(row)
-    result = {
-        "machine": machine(),
-        "commit": options.commit,
-        "inputs": {"rounds": options.rounds},
-        "checks": checks,
-        "rows": rows,
-    }
-    options.out.write_text(json.dumps(result, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

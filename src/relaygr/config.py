@@ -59,6 +59,9 @@ class EngineConfig:
     write_back_queue: int = 64
     """Prefixes waiting to be copied to host memory; past that they are dropped, oldest first."""
 
+    canary: bool = False
+    """Keep a checksum of every page and check it before the page is read. Slow; for finding faults."""
+
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "bfloat16", "float16"):
             raise InvalidInput("dtype", f"is {self.dtype!r}; choose from float32, bfloat16, float16")
@@ -75,6 +78,8 @@ class EngineConfig:
         for field in ("max_ranks", "write_back_queue"):
             if self._number(field, int) < 1:
                 raise InvalidInput(field, "must be at least 1")
+        if not isinstance(self.canary, bool):
+            raise InvalidInput("canary", f"must be true or false, not {self.canary!r}")
         if self._number("accept_epochs", int) < 0:
             raise InvalidInput("accept_epochs", "must not be negative")
         if self.max_history is not None and self._number("max_history", int) < 1:

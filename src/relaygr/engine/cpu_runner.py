@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from relaygr.engine.canary import Canary
 from relaygr.engine.runner import split_scores
-from relaygr.engine.step import Direction, PageCopy, Progress, Served, Step, StepResult
+from relaygr.engine.step import Direction, PageCopy, PageSpoiled, Progress, Served, Step, StepResult
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
 
 __all__ = ["CpuRunner"]
@@ -18,9 +19,10 @@ class CpuRunner:
 
     depth = 1
 
-    def __init__(self, pages: torch.Tensor, host_pages: torch.Tensor) -> None:
+    def __init__(self, pages: torch.Tensor, host_pages: torch.Tensor, *, canary: bool = False) -> None:
         self.pages = pages
         self.host_pages = host_pages
+        self._canary = Canary(pages, len(host_pages)) if canary else None
         self._steps = ThreadPoolExecutor(1, "relaygr-steps")
         self._copies = ThreadPoolExecutor(1, "relaygr-copies")
 
@@ -45,10 +47,14 @@ class CpuRunner:
         began = time.perf_counter()
         model = step.served.model
         assert isinstance(model, RankingModel)
+        if self._canary is not None and self._canary.check(step):
+            raise PageSpoiled("a page does not hold what was written to it")
         for old, new in step.page_copies:
             self.pages[new].copy_(self.pages[old])
         if step.appends:
             model.append(AppendBatch.pack(model.config, step.appends), self.pages)
+            if self._canary is not None:
+                self._canary.wrote(step)
         scores = []
         if step.scores:
             packed = model.score(ScoreBatch.pack(model.config, step.scores), self.pages)
@@ -62,4 +68,6 @@ class CpuRunner:
         source, target = (self.host_pages, self.pages) if inward else (self.pages, self.host_pages)
         for old, new in zip(copy.source.tolist(), copy.target.tolist(), strict=True):
             target[new].copy_(source[old])
+        if self._canary is not None:
+            self._canary.moved(copy)
         return time.perf_counter() - began

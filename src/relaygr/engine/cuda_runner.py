@@ -20,9 +20,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from relaygr.engine.canary import Canary
 from relaygr.engine.graphs import Graphs
 from relaygr.engine.runner import split_scores
-from relaygr.engine.step import Direction, PageCopy, Progress, Served, Step, StepResult
+from relaygr.engine.step import Direction, PageCopy, PageSpoiled, Progress, Served, Step, StepResult
 from relaygr.kernels.move import move_pages
 from relaygr.kernels.select import replayable
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
@@ -38,7 +39,7 @@ class CudaRunner:
 
     depth = 2
 
-    def __init__(self, pages: torch.Tensor, host_pages: torch.Tensor, longest: int) -> None:
+    def __init__(self, pages: torch.Tensor, host_pages: torch.Tensor, longest: int, *, canary: bool = False) -> None:
         """`longest`: pages of a user at most."""
         self.pages = pages
         self.host_pages = host_pages
@@ -54,6 +55,7 @@ class CudaRunner:
         self._arrivals: dict[PageCopy, list[torch.cuda.Event]] = {}
         """Of each load in flight, the events of its layers."""
         self._polling = False
+        self._canary = Canary(pages, len(host_pages)) if canary else None
 
     def serve(self, served: Served, progress: Progress) -> None:
         model = served.model
@@ -76,13 +78,18 @@ class CudaRunner:
         with torch.cuda.device(self._device), torch.cuda.stream(self._compute):
             began = _marked(self._compute)
             try:
+                spoiled = None if self._canary is None else self._check(self._canary, step)
                 scores = self._run(step)
+                if self._canary is not None:
+                    self._canary.wrote(step)
             except BaseException:
                 self._compute.synchronize()  # what was launched must not go on writing to pages that are let go of
                 raise
             ended = _marked(self._compute)
 
         def result() -> StepResult:
+            if spoiled is not None and spoiled.item():
+                raise PageSpoiled("a page does not hold what was written to it")
             parts = [] if scores is None else split_scores(step, scores.numpy().copy())
             return StepResult(parts, began.elapsed_time(ended) / 1e3)
 
@@ -107,6 +114,9 @@ class CudaRunner:
                 raise
         if inward:
             self._arrivals[copy] = events
+        if self._canary is not None:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._compute):
+                self._canary.moved(copy)
 
         def result() -> float:
             return float(began.elapsed_time(events[-1])) / 1e3
@@ -142,6 +152,13 @@ class CudaRunner:
         total = sum(len(row.candidates) for row in step.scores)
         out = torch.empty((total, scores.shape[1]), dtype=scores.dtype, pin_memory=True)
         return out.copy_(scores[:total], non_blocking=True)
+
+    def _check(self, canary: Canary, step: Step) -> torch.Tensor:
+        """Whether the step reads a spoiled page, known when it has run."""
+        for copy in step.reloads:
+            if copy in self._arrivals:
+                self._compute.wait_event(self._arrivals[copy][-1])
+        return canary.check(step)
 
     def _await(self, arrivals: Sequence[Sequence[torch.cuda.Event]], layer: int) -> None:
         for events in arrivals:

@@ -12,6 +12,8 @@ __all__ = ["Copy", "Device", "Ended"]
 
 Ended = Callable[[BaseException | None], None]
 """Called with the error, or None."""
+StepEnded = Callable[[StepResult | None, BaseException | None], None]
+"""Called with the result, or with None and the error."""
 Copy = Callable[[PageCopy, Ended], None]
 """`Device.copy`, as those who only copy see it."""
 
@@ -45,22 +47,20 @@ class Device:
         """What the steps in flight were predicted to take."""
         return sum(self._steps)
 
-    def launch(
-        self, step: Step, predicted_s: float, features: Sequence[float], ended: Callable[[StepResult | None], None]
-    ) -> None:
-        """Run the step. `ended` gets its result, or None if it failed."""
+    def launch(self, step: Step, predicted_s: float, features: Sequence[float], ended: StepEnded) -> None:
+        """Run the step. `ended` gets its result, or None and the error."""
         self._steps.append(predicted_s)
 
         def finished(future: "asyncio.Future[StepResult]") -> None:
             self._steps.popleft()
-            failed = _error_of(future) is not None
-            result = None if failed else future.result()
+            error = _error_of(future)
+            result = None if error is not None else future.result()
             if result is None:
                 self.faults["step"] += 1
             else:
                 self.busy_s += result.seconds
                 self._cost.observe_step(features, predicted_s, result.seconds)
-            ended(result)
+            ended(result, error)
             self._turn_soon()
             self._changed.set()
 

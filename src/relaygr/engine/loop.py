@@ -24,7 +24,7 @@ from relaygr.engine.options import Options
 from relaygr.engine.outcomes import Decision, Path, PreInferOutcome
 from relaygr.engine.ranks import Ranks, resident
 from relaygr.engine.scheduler import Plan, Scheduler
-from relaygr.engine.step import Executor, Served, Step, StepResult
+from relaygr.engine.step import Executor, PageSpoiled, Served, Step, StepResult
 from relaygr.engine.work import Build, BuildState, PreInfer, Rank
 from relaygr.engine.write_back import WriteBack
 from relaygr.errors import HistoryNeeded
@@ -279,7 +279,7 @@ class EngineLoop:
             [(row.high - row.low, row.low) for row in appends], [(len(row.candidates), row.tokens) for row in scores]
         )
         step = Step(plan.served, appends, scores, copies, reloads)
-        self.device.launch(step, plan.cost_s, features, lambda result: self._step_ended(plan, result))
+        self.device.launch(step, plan.cost_s, features, lambda result, error: self._step_ended(plan, result, error))
 
     def _whole(self, build: Build) -> None:
         """What its ranks read is there, or will be when a step launched now comes to it."""
@@ -288,8 +288,12 @@ class EngineLoop:
 
     # ---- complete
 
-    def _step_ended(self, plan: Plan, result: StepResult | None) -> None:
+    def _step_ended(self, plan: Plan, result: StepResult | None, error: BaseException | None) -> None:
         """A launched step has ended, in the order of launches; without a result it failed."""
+        if isinstance(error, PageSpoiled):
+            for user in {build.prefix.user for build, _, _ in plan.appends} | {rank.user for rank in plan.scores}:
+                self.tier.drop(user)
+                self.host.drop(user)
         if result is not None:
             self.pre_infer_busy_s += result.seconds * self._pre_infer_part(plan)
         for build, _, high in plan.appends:

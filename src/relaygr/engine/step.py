@@ -22,6 +22,7 @@ __all__ = [
     "Executor",
     "Model",
     "PageCopy",
+    "PageSpoiled",
     "Progress",
     "Served",
     "Step",
@@ -77,6 +78,10 @@ class StepResult(NamedTuple):
     """[candidates, tasks] for each of the step's score rows."""
     seconds: float
     """Device time the step took."""
+
+
+class PageSpoiled(Exception):
+    """A step failed because a page does not hold what was written to it: what is cached of its users is lost."""
 
 
 class Direction(StrEnum):

@@ -67,14 +67,14 @@ class TorchExecutor:
 
             host = PinnedPages(layout, capacity.host)
             self._host_ready, self._close_host = lambda: host.ready, host.close
-            self._runner = CudaRunner(pages, host.pages, longest)
+            self._runner = CudaRunner(pages, host.pages, longest, canary=config.canary)
         else:
             try:
                 host_pages = layout.allocate(capacity.host)
             except RuntimeError as error:
                 raise InvalidInput("host_cache", f"cannot be allocated: {str(error).splitlines()[0]}") from error
             self._host_ready = lambda: capacity.host
-            self._runner = CpuRunner(pages, host_pages)
+            self._runner = CpuRunner(pages, host_pages, canary=config.canary)
         return capacity
 
     async def prepare(self, model: Model) -> Served:
