@@ -240,9 +240,8 @@ class _Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
-            state = self.optimiser.state[parameter]
             parts = {"weight": parameter, "best": self.best_weights[name], "average": self.averages[name]}
-            parts |= {key: state[key] for key in ("exp_avg", "exp_avg_sq", "step")}
+            parts |= self.optimiser.state.get(parameter, {})  # none where nothing was learnt of it
             tensors |= {f"{key}:{name}": part.detach().cpu().contiguous().clone() for key, part in parts.items()}
         about = {
             "recipe": self.recipe.to_dict(),
@@ -271,9 +270,10 @@ class _Run:
             )
         self._load({name: tensors[f"weight:{name}"] for name in self.parameters})
         for name, parameter in self.parameters.items():
-            state = {key: tensors[f"{key}:{name}"] for key in ("exp_avg", "exp_avg_sq")}
-            step = tensors[f"step:{name}"]
-            self.optimiser.state[parameter] = {**state, "step": step if self.device.type == "cuda" else step.cpu()}
+            if f"step:{name}" in tensors:
+                self.optimiser.state[parameter] = {
+                    key: tensors[f"{key}:{name}"] for key in ("exp_avg", "exp_avg_sq", "step")
+                }
             self.best_weights[name] = tensors[f"best:{name}"]
             self.averages[name] = tensors[f"average:{name}"]
         self.step = about["step"]
