@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from relaygr.errors import InvalidInput
 
-__all__ = ["EngineConfig", "OnMiss", "Reuse", "parse_bytes"]
+__all__ = ["EngineConfig", "OnMiss", "Reuse", "Tables", "parse_bytes"]
 
 OnMiss = Literal["full", "truncate"]
 Reuse = Literal["none", "whole", "extend"]
+Tables = Literal["auto", "device", "host"]
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -58,7 +59,9 @@ class EngineConfig:
     """Ranks under way at once; one more raises Overloaded."""
     write_back_queue: int = 64
     """Prefixes waiting to be copied to host memory; past that they are dropped, oldest first."""
-
+    tables: Tables = "auto"
+    """Where embedding tables lie: "device", "host" (pinned, with the rows in demand on the device), or "auto": on the
+    device while they take less than half of its free memory."""
     canary: bool = False
     """Keep a checksum of every page and check it before the page is read. Slow; for finding faults."""
 
@@ -69,6 +72,8 @@ class EngineConfig:
             raise InvalidInput("on_miss", f"is {self.on_miss!r}; choose from full, truncate")
         if self.reuse not in ("none", "whole", "extend"):
             raise InvalidInput("reuse", f"is {self.reuse!r}; choose from none, whole, extend")
+        if self.tables not in ("auto", "device", "host"):
+            raise InvalidInput("tables", f"is {self.tables!r}; choose from auto, device, host")
         for field in ("lease_s", "step_ms"):
             if not 0 < self._number(field, int | float) < math.inf:
                 raise InvalidInput(field, "must be positive and finite")

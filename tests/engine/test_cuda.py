@@ -34,7 +34,7 @@ def model(family: Family = "hstu", *, epoch: int = 0, seed: int = 0) -> RankingM
     """Of one dense version, whatever its epoch: only the tables differ."""
     made = build_model(
         family, layers=3, dim=128, heads=2, items=ITEMS, seed=seed, actions=ACTIONS, tasks=2,
-        scale_length=float(LONGEST), request_features=2, candidate_features=FEATURES,
+        scale_length=float(LONGEST) if family == "hstu" else None, request_features=2, candidate_features=FEATURES,
     )  # fmt: skip
     if epoch:
         draw = torch.Generator().manual_seed(epoch)
@@ -44,7 +44,7 @@ def model(family: Family = "hstu", *, epoch: int = 0, seed: int = 0) -> RankingM
     return made
 
 
-def config(*, dtype: str = "bfloat16", pages: int = 60, host: int = 120, **more: Any) -> EngineConfig:
+def config(*, dtype: str = "bfloat16", pages: int = 32, host: int = 120, **more: Any) -> EngineConfig:
     page = 3 * 2 * 128 * 128 * (4 if dtype == "float32" else 2)
     sizes: dict[str, Any] = {"device_cache": f"{pages * page}B", "host_cache": f"{host * page}B"}
     return EngineConfig(device="cuda", dtype=dtype, max_history=LONGEST, pre_infer_share=1.0, **sizes, **more)
@@ -216,6 +216,18 @@ def test_models_are_swapped_under_load() -> None:
             await load
         assert {asked.epoch for asked in caller.answers} >= {0, 2}
         await assert_exact(caller.answers[:200] + caller.answers[-200:], models)
+
+    run(main())
+
+
+@pytest.mark.parametrize("family", ["hstu", "softmax"])
+def test_tables_in_host_memory_give_the_same_scores(family: Family) -> None:
+    async def main() -> None:
+        served = model(family)
+        async with Engine(served, config(tables="host")) as engine:
+            caller = Caller(engine, 3, users=12)
+            await caller.turns(200, at_once=8)
+        await assert_exact(caller.answers, {0: served})
 
     run(main())
 

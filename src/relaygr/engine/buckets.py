@@ -1,9 +1,12 @@
 """Sizes of batches that a device is prepared for."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["APPEND_BUCKETS", "SCORE_BUCKETS", "Bucket", "bucket_for"]
+from relaygr.model.batch import AppendRow, ScoreRow
+from relaygr.model.packed import BatchShape
+
+__all__ = ["APPEND_BUCKETS", "SCORE_BUCKETS", "Bucket", "append_bucket", "score_bucket"]
 
 
 class Bucket(NamedTuple):
@@ -15,6 +18,10 @@ class Bucket(NamedTuple):
     @property
     def total(self) -> int:
         return self.users * self.rows
+
+    def shape(self, pages: int, features: int) -> BatchShape:
+        """Its inputs, for users of up to so many pages."""
+        return BatchShape(self.users, self.total, pages, features)
 
 
 def _buckets(users: Iterable[int], rows: Iterable[int], most: int) -> tuple[Bucket, ...]:
@@ -29,6 +36,15 @@ APPEND_BUCKETS: Final = _buckets((1, 4, 16), (128, 1024, 8192), 8192)
 """Of appends: rows are a user's new tokens. Larger ones take long enough to hide their launches."""
 
 
-def bucket_for(buckets: tuple[Bucket, ...], users: int, rows: int) -> Bucket | None:
-    """The smallest that takes this many users and rows of the largest of them; None if none does."""
+def append_bucket(rows: Sequence[AppendRow]) -> Bucket | None:
+    """The smallest that takes these; None if none does."""
+    return _bucket_for(APPEND_BUCKETS, len(rows), max(row.high - row.low for row in rows))
+
+
+def score_bucket(rows: Sequence[ScoreRow]) -> Bucket | None:
+    """The smallest that takes these; None if none does."""
+    return _bucket_for(SCORE_BUCKETS, len(rows), max(len(row.candidates) for row in rows))
+
+
+def _bucket_for(buckets: tuple[Bucket, ...], users: int, rows: int) -> Bucket | None:
     return next((bucket for bucket in buckets if bucket.users >= users and bucket.rows >= rows), None)

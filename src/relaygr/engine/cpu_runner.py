@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from relaygr.engine.canary import Canary
+from relaygr.engine.hot_rows import HotRowCache
 from relaygr.engine.runner import split_scores
 from relaygr.engine.step import Direction, PageCopy, PageSpoiled, Progress, Served, Step, StepResult
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
@@ -26,7 +27,7 @@ class CpuRunner:
         self._steps = ThreadPoolExecutor(1, "relaygr-steps")
         self._copies = ThreadPoolExecutor(1, "relaygr-copies")
 
-    def serve(self, served: Served, progress: Progress) -> None:
+    def serve(self, served: Served, hot: HotRowCache | None, progress: Progress) -> None:
         pass
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":

@@ -20,13 +20,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from relaygr.engine.buckets import Bucket, append_bucket, score_bucket
 from relaygr.engine.canary import Canary
 from relaygr.engine.graphs import Graphs
+from relaygr.engine.hot_rows import HotRowCache
 from relaygr.engine.runner import split_scores
 from relaygr.engine.step import Direction, PageCopy, PageSpoiled, Progress, Served, Step, StepResult
 from relaygr.kernels.move import move_pages
 from relaygr.kernels.select import replayable
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
+from relaygr.model.packed import BatchShape, Packed
 
 __all__ = ["CudaRunner"]
 
@@ -49,6 +52,7 @@ class CudaRunner:
         self._inward = _stream(self._device)
         self._outward = _stream(self._device)
         self._graphs: WeakKeyDictionary[Served, Graphs] = WeakKeyDictionary()
+        self._hot: WeakKeyDictionary[Served, HotRowCache] = WeakKeyDictionary()
         self._steps: deque[_Flight] = deque()
         self._loads: deque[_Flight] = deque()
         self._writes: deque[_Flight] = deque()
@@ -57,9 +61,11 @@ class CudaRunner:
         self._polling = False
         self._canary = Canary(pages, len(host_pages)) if canary else None
 
-    def serve(self, served: Served, progress: Progress) -> None:
+    def serve(self, served: Served, hot: HotRowCache | None, progress: Progress) -> None:
         model = served.model
         assert isinstance(model, RankingModel)
+        if hot is not None:
+            self._hot[served] = hot
         if replayable(model.stack.attention):
             with torch.cuda.device(self._device):
                 graphs = Graphs(model, self.pages, self._longest)
@@ -140,18 +146,39 @@ class CudaRunner:
         graphs = self._graphs.get(step.served)
         for old, new in step.page_copies:
             self.pages[new].copy_(self.pages[old])
-        if step.appends and (graphs is None or not graphs.append(step.appends)):
-            model.append(AppendBatch.pack(model.config, step.appends, self._device), self.pages)
+        if step.appends:
+            bucket = None if graphs is None else append_bucket(step.appends)
+            staged = Packed.empty(self._shape(bucket, AppendBatch.shape(step.appends)), pinned=True)
+            AppendBatch.fill(staged, model.config, step.appends)
+            self._observe(step.served, staged, sum(row.high - row.low for row in step.appends))
+            if graphs is not None and bucket is not None:
+                graphs.append(bucket, staged)
+            else:
+                model.append(AppendBatch.of(staged.to(self._device), step.appends), self.pages)
         if not step.scores:
             return None
-        arrivals = [self._arrivals[copy] for copy in step.reloads if copy in self._arrivals]
-        scores = None if graphs is None else graphs.score(step.scores, arrivals)
-        if scores is None:
-            batch = ScoreBatch.pack(model.config, step.scores, self._device)
-            scores = model.score(batch, self.pages, lambda layer: self._await(arrivals, layer))
         total = sum(len(row.candidates) for row in step.scores)
+        arrivals = [self._arrivals[copy] for copy in step.reloads if copy in self._arrivals]
+        bucket = None if graphs is None else score_bucket(step.scores)
+        staged = Packed.empty(self._shape(bucket, ScoreBatch.shape(model.config, step.scores)), pinned=True)
+        ScoreBatch.fill(staged, model.config, step.scores)
+        self._observe(step.served, staged, total)
+        if graphs is not None and bucket is not None:
+            scores = graphs.score(bucket, staged, arrivals)
+        else:
+            batch = ScoreBatch.of(staged.to(self._device), step.scores)
+            scores = model.score(batch, self.pages, lambda layer: self._await(arrivals, layer))
         out = torch.empty((total, scores.shape[1]), dtype=scores.dtype, pin_memory=True)
         return out.copy_(scores[:total], non_blocking=True)
+
+    def _shape(self, bucket: Bucket | None, exact: BatchShape) -> BatchShape:
+        """What is staged: a whole bucket where one is replayed."""
+        return exact if bucket is None else bucket.shape(self._longest, exact.features)
+
+    def _observe(self, served: Served, staged: Packed, rows: int) -> None:
+        hot = self._hot.get(served)
+        if hot is not None:
+            hot.observe(staged.tokens.numpy()[:rows, 0])
 
     def _check(self, canary: Canary, step: Step) -> torch.Tensor:
         """Whether the step reads a spoiled page, known when it has run."""

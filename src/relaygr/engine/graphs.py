@@ -7,27 +7,33 @@ from typing import Any
 
 import torch
 
-from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket, bucket_for
+from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket
 from relaygr.history import PAGE
 from relaygr.kernels import Ragged
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
-from relaygr.model.batch import AppendRow, ScoreRow
-from relaygr.model.packed import BatchShape, Packed
+from relaygr.model.packed import Packed
 from relaygr.model.stack import BeforeLayer
 
-__all__ = ["Captured", "Graphs"]
+__all__ = ["Graphs"]
 
 
 @dataclass(frozen=True)
-class Captured:
-    """One bucket: where its inputs are read from, the launches, and where scores come out."""
+class CapturedAppend:
+    """One bucket: where its inputs are read from, and the launches."""
 
     inputs: Packed
     graph: torch.cuda.CUDAGraph
-    scores: torch.Tensor | None = None
-    layers: Sequence[torch.cuda.CUDAGraph] = ()
-    """Of scores: the same launches cut before every layer, for prefixes that are still arriving."""
-    layered_scores: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class CapturedScore:
+    """The same, with where scores come out; and once more, cut before every layer, for prefixes still arriving."""
+
+    inputs: Packed
+    graph: torch.cuda.CUDAGraph
+    scores: torch.Tensor
+    layers: Sequence[torch.cuda.CUDAGraph]
+    layered_scores: torch.Tensor
 
 
 class Graphs:
@@ -40,7 +46,7 @@ class Graphs:
     """
 
     def __init__(self, model: RankingModel, pages: torch.Tensor, longest: int) -> None:
-        """Captures everything. `longest`: pages of a user at most. Runs nothing on any page."""
+        """`longest`: pages of a user at most."""
         self.seconds = 0.0
         self.bytes = 0
         self._model = model
@@ -48,14 +54,14 @@ class Graphs:
         self._longest = longest
         self._features = model.config.request_features + model.config.candidate_features
         self._pool: Any = None
-        self._appends: dict[Bucket, Captured] = {}
-        self._scores: dict[Bucket, Captured] = {}
+        self._appends: dict[Bucket, CapturedAppend] = {}
+        self._scores: dict[Bucket, CapturedScore] = {}
 
     def __len__(self) -> int:
-        return sum(1 + len(each.layers) for each in (*self._appends.values(), *self._scores.values()))
+        return len(self._appends) + sum(1 + len(each.layers) for each in self._scores.values())
 
     def capture(self, progress: Callable[[int, int], None] = lambda done, of: None) -> None:
-        """Capture every bucket, the largest first, so that the smaller ones reuse its memory."""
+        """Capture every bucket, the largest first, so that the smaller ones reuse its memory. Writes to no page."""
         began, device = time.perf_counter(), self._pages.device
         before = torch.cuda.mem_get_info(device)[0]
         self._pool = torch.cuda.graph_pool_handle()
@@ -69,31 +75,20 @@ class Graphs:
         self.seconds = time.perf_counter() - began
         self.bytes = max(before - torch.cuda.mem_get_info(device)[0], 0)
 
-    def append(self, rows: Sequence[AppendRow]) -> bool:
-        """Launch these on the current stream; False, and nothing done, if they are too large for any bucket."""
-        bucket = bucket_for(APPEND_BUCKETS, len(rows), max(row.high - row.low for row in rows))
-        if bucket is None:
-            return False
+    def append(self, bucket: Bucket, staged: Packed) -> None:
+        """Launch what was staged for this bucket on the current stream."""
         captured = self._appends[bucket]
-        staged = Packed.empty(captured.inputs.shape, pinned=True)
-        AppendBatch.fill(staged, self._model.config, rows)
         captured.inputs.words.copy_(staged.words, non_blocking=True)
         captured.graph.replay()
-        return True
 
     def score(
-        self, rows: Sequence[ScoreRow], arrivals: Sequence[Sequence[torch.cuda.Event]] = ()
-    ) -> torch.Tensor | None:
-        """Launch these on the current stream; their scores, to be read there at once, or None if they are too large.
+        self, bucket: Bucket, staged: Packed, arrivals: Sequence[Sequence[torch.cuda.Event]] = ()
+    ) -> torch.Tensor:
+        """Launch what was staged for this bucket on the current stream; the scores, to be read there at once.
 
         `arrivals`: of each reload that is under way, the events behind its layers.
         """
-        bucket = bucket_for(SCORE_BUCKETS, len(rows), max(len(row.candidates) for row in rows))
-        if bucket is None:
-            return None
         captured = self._scores[bucket]
-        staged = Packed.empty(captured.inputs.shape, pinned=True)
-        ScoreBatch.fill(staged, self._model.config, rows)
         captured.inputs.words.copy_(staged.words, non_blocking=True)
         if not arrivals:
             captured.graph.replay()
@@ -105,23 +100,24 @@ class Graphs:
             graph.replay()
         return captured.layered_scores
 
-    def _capture_score(self, bucket: Bucket) -> Captured:
+    def _capture_score(self, bucket: Bucket) -> CapturedScore:
         inputs = self._inputs(bucket, self._features)
         batch = ScoreBatch(inputs.tokens, inputs.dense, _bound(bucket, inputs))
         (graph,), scores = self._capture(lambda _: self._model.score(batch, self._pages))
         layers, layered = self._capture(lambda cut: self._model.score(batch, self._pages, cut))
-        return Captured(inputs, graph, scores, layers, layered)
+        assert scores is not None
+        assert layered is not None
+        return CapturedScore(inputs, graph, scores, layers, layered)
 
-    def _capture_append(self, bucket: Bucket) -> Captured:
+    def _capture_append(self, bucket: Bucket) -> CapturedAppend:
         inputs = self._inputs(bucket, 0)
         batch = AppendBatch(inputs.tokens, _bound(bucket, inputs))
         (graph,), _ = self._capture(lambda _: self._model.append(batch, self._pages))
-        return Captured(inputs, graph)
+        return CapturedAppend(inputs, graph)
 
     def _inputs(self, bucket: Bucket, features: int) -> Packed:
         """Of nobody: all lengths and rows are zero."""
-        shape = BatchShape(bucket.users, bucket.total, self._longest, features)
-        inputs = Packed.empty(shape, device=self._pages.device)
+        inputs = Packed.empty(bucket.shape(self._longest, features), device=self._pages.device)
         inputs.words.zero_()
         return inputs
 

@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from relaygr.engine.hot_rows import HotRowCache
 from relaygr.engine.step import PageCopy, Progress, Served, Step, StepResult
 
 __all__ = ["Runner", "split_scores"]
@@ -17,8 +18,11 @@ class Runner(Protocol):
     depth: int
     """Steps worth having in flight at once."""
 
-    def serve(self, served: Served, progress: Progress) -> None:
-        """Make ready to run this model; may take long, and is called off the event loop."""
+    def serve(self, served: Served, hot: HotRowCache | None, progress: Progress) -> None:
+        """Make ready to run this model; may take long, and is called off the event loop.
+
+        `hot`: of a model whose table lies in host memory, what the device holds of it.
+        """
         ...
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]": ...

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import torch
 import xxhash
+from torch import nn
 
-from relaygr.config import EngineConfig
+from relaygr.config import EngineConfig, Tables
 from relaygr.engine.cpu_runner import CpuRunner
+from relaygr.engine.hot_rows import HotRowCache
 from relaygr.engine.limits import longest_pages, max_history
 from relaygr.engine.runner import Runner
 from relaygr.engine.step import Capacity, Model, PageCopy, Progress, Served, Step, StepResult, no_progress
@@ -19,6 +21,8 @@ from relaygr.model.ranking import EPOCH_TABLES
 
 __all__ = ["TorchExecutor"]
 
+_HOT_BYTES = 1 << 30
+"""Of device memory for the rows in demand, where a table lies in host memory."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -30,6 +34,7 @@ class TorchExecutor:
         self._layout: PageLayout | None = None
         self._device = torch.device("cpu")
         self._dtype = torch.float32
+        self._where: Tables = "auto"
         self._runner: Runner
         self._close_host: Callable[[], None] = lambda: None
         self._host_ready: Callable[[], int] = lambda: 0
@@ -50,6 +55,7 @@ class TorchExecutor:
     def open(self, model: Model, config: EngineConfig) -> Capacity:
         self._device = _device_of(config.device)
         self._dtype = _DTYPES[config.dtype]
+        self._where = config.tables
         layout = self._layout_of(_checked(model))
         device_bytes = config.device_bytes(lambda: _free_bytes(self._device, _checked(model), self._dtype))
         capacity = Capacity(device_bytes // layout.bytes, config.host_bytes // layout.bytes, layout.bytes)
@@ -88,7 +94,10 @@ class TorchExecutor:
         layout = self._layout_of(model)
         if layout != self._layout:
             raise InvalidInput("model", f"has pages of {layout}, this engine's are {self._layout}")
-        if model.device != self._device or model.layout.dtype != self._dtype:
+        hot = None
+        if self._table_on_host(model):
+            model, hot = _with_table_on_host(model, self._device, self._dtype)
+        elif model.device != self._device or model.layout.dtype != self._dtype:
             model = copy.deepcopy(model).to(device=self._device, dtype=self._dtype)
         if self._dtype is not torch.float32:  # float32 is for exactness: the definition serves it
             model.stack.attention = attention_for(self._device)
@@ -96,8 +105,14 @@ class TorchExecutor:
         tables = _digest_of_tables(model)
         if self._tables.get((served.version, served.epoch), tables) != tables:
             raise InvalidInput("epoch", f"is {served.epoch}, which was served with other tables: raise it")
-        self._runner.serve(served, self._progress)
+        self._runner.serve(served, hot, self._progress)
         return served
+
+    def _table_on_host(self, model: RankingModel) -> bool:
+        if self._device.type != "cuda" or self._where == "device":
+            return False
+        table = model.embedding.table.numel() * self._dtype.itemsize
+        return self._where == "host" or table > torch.cuda.mem_get_info(self._device)[0] / 2
 
     def _layout_of(self, model: RankingModel) -> PageLayout:
         config = model.config
@@ -137,6 +152,20 @@ def _free_bytes(device: torch.device, model: RankingModel, dtype: torch.dtype) -
         raise InvalidInput("device_cache", 'is a share of free memory, which only a CUDA device has: write "4GiB"')
     weights = 0 if model.device == device else sum(each.numel() for each in model.parameters()) * dtype.itemsize
     return max(torch.cuda.mem_get_info(device)[0] - weights, 0)
+
+
+def _with_table_on_host(
+    model: RankingModel, device: torch.device, dtype: torch.dtype
+) -> tuple[RankingModel, HotRowCache]:
+    """The model on the device but for its table, which is pinned in host memory, and a cache of the table's rows."""
+    table = model.embedding.table
+    moved = copy.deepcopy(model, {id(table): nn.Parameter(table.new_empty(0))}).to(device=device, dtype=dtype)
+    pinned = torch.empty(table.shape, dtype=dtype, pin_memory=True).copy_(table.detach())
+    moved.embedding.table = nn.Parameter(pinned, requires_grad=False)
+    row_bytes = table.shape[1] * dtype.itemsize
+    hot = HotRowCache(pinned, max(1, min(len(table), _HOT_BYTES // row_bytes)), device)
+    moved.embedding.hot = hot.rows
+    return moved, hot
 
 
 def _checked(model: Model) -> RankingModel:

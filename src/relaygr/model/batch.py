@@ -53,7 +53,11 @@ class AppendBatch:
     def pack(config: ModelConfig, rows: Sequence[AppendRow], device: torch.device | str = "cpu") -> "AppendBatch":
         packed = Packed.empty(AppendBatch.shape(rows), pinned=torch.device(device).type == "cuda")
         AppendBatch.fill(packed, config, rows)
-        packed = packed.to(device)
+        return AppendBatch.of(packed.to(device), rows)
+
+    @staticmethod
+    def of(packed: Packed, rows: Sequence[AppendRow]) -> "AppendBatch":
+        """What was packed of these rows."""
         counts, cached = tuple(row.high - row.low for row in rows), tuple(row.low for row in rows)
         return AppendBatch(packed.tokens, Ragged(counts, cached, packed.starts, packed.cached, packed.table))
 
@@ -85,7 +89,11 @@ class ScoreBatch:
     def pack(config: ModelConfig, rows: Sequence[ScoreRow], device: torch.device | str = "cpu") -> "ScoreBatch":
         packed = Packed.empty(ScoreBatch.shape(config, rows), pinned=torch.device(device).type == "cuda")
         ScoreBatch.fill(packed, config, rows)
-        packed = packed.to(device)
+        return ScoreBatch.of(packed.to(device), rows)
+
+    @staticmethod
+    def of(packed: Packed, rows: Sequence[ScoreRow]) -> "ScoreBatch":
+        """What was packed of these rows."""
         counts, cached = tuple(len(row.candidates) for row in rows), tuple(row.tokens for row in rows)
         ragged = Ragged(counts, cached, packed.starts, packed.cached, packed.table)
         return ScoreBatch(packed.tokens, packed.dense, ragged)
