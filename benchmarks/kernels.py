@@ -10,23 +10,29 @@ elementwise kernel for the memory. Causal FLOPs are counted as 2·n²·H·d, tho
 """
 
 import argparse
+import functools
+import importlib.util
 import json
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
+from unittest import mock
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+import relaygr.kernels
 from relaygr.history import PAGE
-from relaygr.kernels import PageLayout, Ragged, ReferenceAttention, Silu, Softmax, Weighting
+from relaygr.kernels import PageLayout, Ragged, ReferenceAttention, Silu, Softmax, Weighting, hopper
 from relaygr.kernels import layer as hstu
 from relaygr.kernels.triton import TritonAttention
 
@@ -115,23 +121,31 @@ Job = tuple[str, Callable[[], dict[str, Any]]]
 
 def median_ms(launches: Sequence[Callable[[], object]], replays: int = 15) -> float:
     """Milliseconds of one launch: the median replay of a graph of all of them, over their number."""
-    for launch in launches:
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    return side_by_side({"": launches}, replays)[""]
+
+
+def side_by_side(variants: Mapping[str, Sequence[Callable[[], object]]], replays: int = 15) -> dict[str, float]:
+    """`median_ms` of several, replayed in turns: whatever the clocks do, they do to all."""
+    graphs = {}
+    for name, launches in variants.items():
         for launch in launches:
             launch()
-    times: list[float] = []
-    for replay in range(replays + 3):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        stop.record()
         torch.cuda.synchronize()
-        if replay >= 3:
-            times.append(start.elapsed_time(stop) / len(launches))
-    return sorted(times)[len(times) // 2]
+        graphs[name] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[name]):
+            for launch in launches:
+                launch()
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for replay in range(replays + 3):
+        for name, graph in graphs.items():
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            graph.replay()
+            stop.record()
+            torch.cuda.synchronize()
+            if replay >= 3:
+                times[name].append(start.elapsed_time(stop) / len(variants[name]))
+    return {name: sorted(some)[len(some) // 2] for name, some in times.items()}
 
 
 def measure_ceilings() -> dict[str, float]:
@@ -301,36 +315,51 @@ def layer_figures(rows: int, dim: int, heads: int, head_dim: int) -> dict[str, A
     }  # fmt: skip
 
 
-def stack_figures(tokens: int, candidates: int, layers: int = 8, dim: int = 512) -> dict[str, Any]:
-    """All layers of a model, without embeddings and heads: a whole history appended, candidates scored on it."""
+def stack_figures(
+    users: int, tokens: int, candidates: int, *, append: bool = True, layers: int = 8, dim: int = 512
+) -> dict[str, Any]:
+    """All layers of a model, without embeddings and heads: whole histories appended, candidates scored on them."""
     head_dim = dim // HEADS
 
     def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
         return (torch.randn(*shape, device=DEVICE) * scale).to(DTYPE)
 
-    pages, append = _pool(1, tokens, layers, head_dim, new=tokens)
-    _, score = _pool(1, tokens, 1, head_dim, new=0, rows=candidates)
-    score = Ragged(score.rows, score.lengths, score.starts, score.cached, append.table)
-    norm = hstu.Norm(random(dim), random(dim), 1e-6)
-    weight, bias, last = random(dim, 4 * dim, scale=0.03), random(4 * dim), random(3 * dim, dim, scale=0.02)
+    def norm() -> hstu.Norm:
+        return hstu.Norm(random(dim), random(dim), 1e-6)
+
+    pages, history = _pool(users, tokens, layers, head_dim, new=tokens)
+    tables = history.table.tolist()
+    batch = Ragged.build([candidates] * users, [tokens] * users, tables, DEVICE)
+    bound = Ragged.bound(users, candidates, history.table.shape[1], DEVICE)
+    for mine, exact in ((bound.starts, batch.starts), (bound.cached, batch.cached), (bound.table, batch.table)):
+        mine.copy_(exact)
+    stack = [
+        hstu.LayerWeights(
+            norm(), random(dim, 4 * dim, scale=0.03), random(4 * dim), norm(), random(3 * dim, dim, scale=0.02),
+            silu_all=False, concat=True,
+        )
+        for _ in range(layers)
+    ]  # fmt: skip
     weighting, attention = Silu(head_dim**-0.5, float(tokens)), TritonAttention()
 
     def pre_infer(x: torch.Tensor) -> None:
-        for layer in range(layers):
-            u, q = hstu.project_into(attention, x, norm, weight, bias, pages, layer, append, silu_all=False)
+        for layer, (before, weight, bias, after, last, _, _) in enumerate(stack):
+            u, q = hstu.project_into(attention, x, before, weight, bias, pages, layer, history, silu_all=False)
             if layer < layers - 1:
-                attended = attention.append(weighting, q, pages, layer, append)
-                x = hstu.finish(x, u, attended, norm, last, concat=True)
+                attended = attention.append(weighting, q, pages, layer, history)
+                x = hstu.finish(x, u, attended, after, last, concat=True)
 
-    def rank(x: torch.Tensor) -> None:
-        for layer in range(layers):
-            u, v, q, k = hstu.project(x, norm, weight, bias, HEADS, silu_all=False)
-            x = hstu.finish(x, u, attention.score(weighting, q, k, v, pages, layer, score), norm, last, concat=True)
+    def rank(batch: Ragged, x: torch.Tensor) -> None:
+        for layer, weights in enumerate(stack):
+            x = hstu.score(attention, weighting, x, weights, pages, layer, batch)
 
+    x = random(users * candidates, dim)
+    times = side_by_side({"rank_ms": [partial(rank, batch, x)], "rank_of_bounds_ms": [partial(rank, bound, x)]}, 31)
+    if append:
+        times["pre_infer_ms"] = median_ms([partial(pre_infer, random(users * tokens, dim))])
     return {
-        "tokens": tokens, "candidates": candidates, "layers": layers, "dim": dim,
-        "pre_infer_ms": round(median_ms([partial(pre_infer, random(tokens, dim))]), 4),
-        "rank_ms": round(median_ms([partial(rank, random(candidates, dim))]), 4),
+        "users": users, "tokens": tokens, "candidates": candidates, "layers": layers, "dim": dim,
+        **{name: round(ms, 4) for name, ms in times.items()},
     }  # fmt: skip
 
 
@@ -341,9 +370,9 @@ def plan(bench: Bench) -> dict[str, list[Job]]:
         "correctness": [],
         "append": [],
         "score": [("softmax 512 over 16384", partial(bench.score, 1, 16384, 512, 128, weighting=Softmax(128**-0.5)))],
-        "paging": [(f"paging {head_dim}", partial(_paging, bench, head_dim)) for head_dim in (64, 128, 256)],
+        "paging": [(f"paging {head_dim}", partial(_paging, head_dim)) for head_dim in (64, 128, 256)],
         "layer": [(f"layer {rows}", partial(layer_figures, rows, 512, 4, 128)) for rows in LAYER_ROWS],
-        "stack": [(f"stack {n}", partial(stack_figures, n, 512)) for n in (8192, 32768)],
+        "stack": [(f"stack {n}", partial(stack_figures, 1, n, 512)) for n in (8192, 32768)],
     }
     for head_dim in (32, 64, 128, 256):
         for weighting in (Silu(head_dim**-0.5, 100.0), Softmax(head_dim**-0.5)):
@@ -370,6 +399,8 @@ def plan(bench: Bench) -> dict[str, list[Job]]:
     for head_dim in (64, 256):
         for n in (8192, 32768):
             add("score", f"score 512 over {n} of {head_dim}", bench.score, 1, n, 512, head_dim)
+    for users in (4, 16):
+        add("stack", f"stack, {users} users", stack_figures, users, 8192, 512, append=False)
     for users in (8, 32):
         add("score", f"score, {users} users", bench.score, users, 8192, 512, 128)
     return jobs
@@ -410,11 +441,56 @@ def _measure_target(bench: Bench, target: Target) -> dict[str, Any]:
     }
 
 
-def _paging(bench: Bench, head_dim: int) -> dict[str, Any]:
-    """Pages in random order against pages in a row: what reading through a table costs."""
-    apart, together = (bench.append(1, 16384, head_dim, shuffled=shuffled) for shuffled in (True, False))
-    return {"head_dim": head_dim, "shuffled_us": apart["us"], "in_a_row_us": together["us"],
-            "cost": round(apart["us"] / together["us"] - 1, 4)}  # fmt: skip
+def _paging(head_dim: int, tokens: int = 16384) -> dict[str, Any]:
+    """What reading through a table costs: the kernel over pages in random order and in a row, and the same kernel
+    without a table over K and V that are each contiguous, replayed in turns."""
+    layers = _layers(tokens, head_dim, most=4)
+    pages, shuffled = _pool(1, tokens, layers, head_dim, new=tokens)
+    in_a_row = Ragged.build([tokens], [0], [list(range(len(pages)))], DEVICE)
+    q = torch.randn(tokens, HEADS, head_dim, device=DEVICE, dtype=DTYPE)
+    weighting, attention = Silu(head_dim**-0.5, float(tokens)), TritonAttention()
+
+    def append(batch: Ragged, layer: int) -> None:
+        attention.append(weighting, q, pages, layer, batch)
+
+    def append_without_table(layer: int) -> None:
+        with mock.patch.object(relaygr.kernels, "hopper", _kernel_without_table()):
+            append(in_a_row, layer)
+
+    times = side_by_side(
+        {
+            "shuffled": [partial(append, shuffled, layer) for layer in range(layers)],
+            "in_a_row": [partial(append, in_a_row, layer) for layer in range(layers)],
+            "contiguous": [partial(append_without_table, layer) for layer in range(layers)],
+        },
+        replays=41,
+    )
+    return {
+        "head_dim": head_dim, "tokens": tokens, **{f"{name}_us": round(ms * 1e3, 2) for name, ms in times.items()},
+        "cost": round(times["shuffled"] / times["contiguous"] - 1, 4),
+    }  # fmt: skip
+
+
+@functools.cache
+def _kernel_without_table() -> ModuleType:
+    """The Hopper kernel for one user whose K and V are contiguous: page numbers are computed, not read."""
+    source = Path(hopper.__file__).read_text()
+    for paged, contiguous in (
+        ("gl.load(pages + (high - 1) // PER)", "0"),
+        ("gl.load(pages + gl.maximum(j - 1, 0) // PER)", "0"),
+        ("((page * layers + layer) * 2) * PER + j % PER", "layer * 2 * table_stride * PER + j"),
+        ("[line + PER, shift, column]", "[line + table_stride * PER, shift, column]"),
+    ):
+        assert source.count(paged) == 1, paged
+        source = source.replace(paged, contiguous)
+    path = Path(tempfile.mkdtemp()) / "contiguous.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("contiguous", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def show(report: Report, console: Console) -> None:
@@ -457,7 +533,7 @@ def main() -> None:
     report = Report(
         machine=_machine(),
         inputs={"dtype": "bfloat16", "heads": HEADS, "values": "standard normal", "seed": torch.initial_seed(),
-                "timing": "median of 15 graph replays, different layers per launch"},
+                "timing": "median of 15 graph replays or more, different layers per launch"},
         layer_tried=TRIED["layer"],
     )  # fmt: skip
     if arguments.out.exists():

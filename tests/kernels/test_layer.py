@@ -7,17 +7,28 @@ import torch
 
 from optional import require
 from paged_batches import LAYER, make_case
-from relaygr.kernels import Ragged, ReferenceAttention
-from relaygr.kernels.layer import Norm, finish, finish_plain, project, project_into, project_plain
+from relaygr.kernels import Ragged, ReferenceAttention, Silu, Softmax, Weighting
+from relaygr.kernels.layer import (
+    LayerWeights,
+    Norm,
+    finish,
+    finish_plain,
+    project,
+    project_into,
+    project_plain,
+    score,
+)
 
 require("triton", "pip install relaygr[triton]")
 
 from relaygr.kernels import layer_triton  # noqa: E402
+from relaygr.kernels.triton import TritonAttention  # noqa: E402
 
 DEVICE: Final = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE: Final = {torch.float32: 3e-6 if DEVICE == "cpu" else 1e-3, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 DTYPES: Final = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
 HEADS, HEAD_DIM, DIM = 2, 32, 96
+WEIGHTINGS: Final[list[Weighting]] = [Silu(scale=0.25, length=64.0), Softmax(scale=0.25)]
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> torch.Tensor:
@@ -50,7 +61,7 @@ def test_projection_is_what_is_defined(rows: int, silu_all: bool, dtype: torch.d
     x, norm = _random(rows, DIM, dtype=dtype), _norm(DIM, dtype)
     weight, bias = _random(DIM, 4 * width, dtype=dtype, scale=DIM**-0.5), _random(4 * width, dtype=dtype)
     expected = project_plain(x.double(), _wide(norm), weight.double(), bias.double(), HEADS, silu_all=silu_all)
-    got = layer_triton.project(x, norm.weight, norm.bias, norm.eps, weight, bias, silu_all=silu_all)
+    got = layer_triton.project(x, norm, weight, bias, silu_all=silu_all)
     for part, wanted in zip(got.chunk(4, dim=-1), expected, strict=True):
         assert _error(part, wanted.reshape(rows, width)) <= TOLERANCE[dtype]
 
@@ -62,15 +73,14 @@ def test_projection_puts_keys_and_values_into_their_pages(silu_all: bool) -> Non
     rows = case.batch.total
     x, norm = _random(rows, DIM, dtype=dtype), _norm(DIM, dtype)
     weight, bias = _random(DIM, 4 * width, dtype=dtype, scale=DIM**-0.5), _random(4 * width, dtype=dtype)
-    flat = layer_triton.project(x, norm.weight, norm.bias, norm.eps, weight, bias, silu_all=silu_all)
+    flat = layer_triton.project(x, norm, weight, bias, silu_all=silu_all)
     u, v, q, k = flat.chunk(4, dim=-1)
     expected = case.pages.clone()
     shape = (rows, HEADS, HEAD_DIM)
     ReferenceAttention().write(k.reshape(shape), v.reshape(shape), expected, LAYER, case.batch)
     got = layer_triton.project(
-        x, norm.weight, norm.bias, norm.eps, weight, bias,
-        silu_all=silu_all, pages=case.pages, layer=LAYER, batch=case.batch,
-    )  # fmt: skip
+        x, norm, weight, bias, silu_all=silu_all, pages=case.pages, layer=LAYER, batch=case.batch
+    )
     assert torch.equal(got, torch.cat((u, q), dim=-1))
     assert torch.equal(case.pages.nan_to_num(-7.0), expected.nan_to_num(-7.0))
 
@@ -86,12 +96,9 @@ def test_rows_of_nobody_go_into_no_page() -> None:
     weight, bias = _random(DIM, 4 * width, dtype=dtype, scale=DIM**-0.5), _random(4 * width, dtype=dtype)
     written = case.pages.clone()
     exact = layer_triton.project(
-        x[:5], norm.weight, norm.bias, norm.eps, weight, bias,
-        silu_all=False, pages=case.pages, layer=LAYER, batch=case.batch,
-    )  # fmt: skip
-    padded = layer_triton.project(
-        x, norm.weight, norm.bias, norm.eps, weight, bias, silu_all=False, pages=written, layer=LAYER, batch=bound
+        x[:5], norm, weight, bias, silu_all=False, pages=case.pages, layer=LAYER, batch=case.batch
     )
+    padded = layer_triton.project(x, norm, weight, bias, silu_all=False, pages=written, layer=LAYER, batch=bound)
     assert torch.equal(padded[:5], exact)
     assert torch.equal(written.nan_to_num(-7.0), case.pages.nan_to_num(-7.0))
 
@@ -106,7 +113,38 @@ def test_the_end_of_a_layer_is_what_is_defined(rows: int, concat: bool, dtype: t
     u = wider[:, :width]
     weight = _random((3 if concat else 1) * width, DIM, dtype=dtype, scale=width**-0.5)
     expected = finish_plain(x.double(), u.double(), a.double(), _wide(norm), weight.double(), concat=concat)
-    got = layer_triton.finish(x, u, a.flatten(1), norm.weight, norm.bias, norm.eps, weight, concat=concat)
+    got = layer_triton.finish(x, u, a.flatten(1), norm, weight, concat=concat)
+    assert _error(got, expected) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("silu_all", "concat"), [(False, True), (True, False)])
+@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=lambda w: type(w).__name__)
+def test_a_layer_of_candidates_is_what_is_defined(
+    weighting: Weighting, silu_all: bool, concat: bool, dtype: torch.dtype
+) -> None:
+    heads, width = 3, 3 * HEAD_DIM  # no power of two
+    case = make_case([3, 0, 18], [300, 5, 130], heads=heads, head_dim=HEAD_DIM, dtype=dtype, device=DEVICE, reach=False)
+    x = _random(case.batch.total, DIM, dtype=dtype)
+    weights = LayerWeights(
+        _norm(DIM, dtype),
+        _random(DIM, 4 * width, dtype=dtype, scale=DIM**-0.5),
+        _random(4 * width, dtype=dtype),
+        _norm(width, dtype),
+        _random((3 if concat else 1) * width, DIM, dtype=dtype, scale=width**-0.5),
+        silu_all=silu_all,
+        concat=concat,
+    )
+    wide = weights._replace(
+        before=_wide(weights.before),
+        uvqk=weights.uvqk.double(),
+        bias=weights.bias.double(),
+        after=_wide(weights.after),
+        output=weights.output.double(),
+    )
+    pages = case.pages.double().nan_to_num_(0.0)
+    expected = score(ReferenceAttention(), weighting, x.double(), wide, pages, LAYER, case.batch)
+    got = TritonAttention().score_layer(weighting, x, weights, case.pages, LAYER, case.batch)
     assert _error(got, expected) <= TOLERANCE[dtype]
 
 

@@ -5,7 +5,7 @@ import importlib.util
 
 import torch
 
-__all__ = ["has_tanh", "has_triton", "is_hopper", "multiprocessors"]
+__all__ = ["can_chain", "chain", "has_tanh", "has_triton", "is_hopper", "multiprocessors"]
 
 
 @functools.cache
@@ -30,3 +30,17 @@ def is_hopper(device: torch.device) -> bool:
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def can_chain(device: torch.device) -> bool:
+    """Whether a kernel may start while the one before it ends."""
+    return has_tanh(device) and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def chain(*, wait: bool, trigger: bool) -> dict[str, bool]:
+    """How a kernel is launched that starts while the one before it ends, and that lets the next one start.
+
+    It waits before it reads what the one before writes, and before it writes; it triggers the next after that.
+    """
+    return {"WAIT": wait, "TRIGGER": trigger, **({"launch_pdl": True} if wait else {})}

@@ -47,11 +47,25 @@ def split_pages(pages, blocks, TARGET: gl.constexpr):
 
 
 @gluon.jit
+def _wait_for_kernel_before():
+    gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _load_queries(q_desc, q_smem, full, free, items, first, column, D: gl.constexpr, QUERIES: gl.constexpr):
+    place = items % QUERIES
+    mbarrier.wait(free.index(place), ((items // QUERIES) & 1) ^ 1)
+    mbarrier.expect(full.index(place), ROWS * D * (q_smem.dtype.primitive_bitwidth // 8))
+    tma.async_copy_global_to_shared(q_desc, [first, column], full.index(place), q_smem.index(place * 2))
+    tma.async_copy_global_to_shared(q_desc, [first + ROWS // 2, column], full.index(place), q_smem.index(place * 2 + 1))
+
+
+@gluon.jit
 def _produce(
     q_desc, kv_desc, q_smem, k_smem, v_smem, box, q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free,
     starts, cached, table, table_stride, counter, users, group, heads, ranks, height, work, layers, layer,
     TARGET: gl.constexpr, CAUSAL: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    QUERIES: gl.constexpr, JOINT: gl.constexpr, DYNAMIC: gl.constexpr,
+    QUERIES: gl.constexpr, JOINT: gl.constexpr, DYNAMIC: gl.constexpr, WAIT: gl.constexpr,
 ):  # fmt: skip
     PER: gl.constexpr = ROWS // KEYS
     box_layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -107,13 +121,8 @@ def _produce(
             column = head * D
             pages = table + user.to(gl.int64) * table_stride
             page = gl.load(pages + (high - 1) // PER)
-            place = items % QUERIES
-            mbarrier.wait(q_free.index(place), ((items // QUERIES) & 1) ^ 1)
-            mbarrier.expect(q_full.index(place), ROWS * D * (q_smem.dtype.primitive_bitwidth // 8))
-            tma.async_copy_global_to_shared(q_desc, [first, column], q_full.index(place), q_smem.index(place * 2))
-            tma.async_copy_global_to_shared(
-                q_desc, [first + ROWS // 2, column], q_full.index(place), q_smem.index(place * 2 + 1)
-            )
+            if not WAIT:
+                _load_queries(q_desc, q_smem, q_full, q_free, items, first, column, D, QUERIES)
             for step in range(0, high - low):
                 j = high - 1 - step
                 line = ((page * layers + layer) * 2) * PER + j % PER
@@ -134,11 +143,18 @@ def _produce(
                     mbarrier.expect(arrival, size)
                 tma.async_copy_global_to_shared(kv_desc, [line + PER, shift, column], arrival, v_smem.index(stage))
                 tile += 1
+                if WAIT:  # noqa: SIM102
+                    # Keys are there already; only the queries come from the kernel before.
+                    if step == gl.minimum(high - low, STAGES) - 1:
+                        _wait_for_kernel_before()
+                        _load_queries(q_desc, q_smem, q_full, q_free, items, first, column, D, QUERIES)
             items += 1
         if DYNAMIC:
             index = grid + gl.atomic_add(counter, 1)
         else:
             index += grid
+    if WAIT:
+        _wait_for_kernel_before()
     slot = items % 2
     mbarrier.wait(box_free.index(slot), ((items // 2) & 1) ^ 1)
     box.index(slot).store(gl.where(lane == 5, _STOP, 0))
@@ -297,9 +313,11 @@ def silu_over_pages(
     users, group, heads, ranks, height, work, layers, layer, half_scale, factor,
     TARGET: gl.constexpr, CAUSAL: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     QUERIES: gl.constexpr, JOINT: gl.constexpr, TURNS: gl.constexpr, DYNAMIC: gl.constexpr,
+    WAIT: gl.constexpr,
 ):  # fmt: skip
     """factor · Σ_j silu(q·k_j·scale)·v_j for every item.
 
+    WAIT: it was launched while the kernel before, which writes its queries, ends; the keys were there before that one.
     Append writes the rows of `out`. Score writes the sum of each split in fp32, at the item's own `height` rows of
     `out`; a split or a user without keys writes nothing.
     """
@@ -346,7 +364,7 @@ def silu_over_pages(
                 q_desc, kv_desc, q_smem, k_smem, v_smem, box,
                 q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free,
                 starts, cached, table, table_stride, counter, users, group, heads, ranks, height, work, layers,
-                layer, TARGET, CAUSAL, KEYS, D, STAGES, QUERIES, JOINT, DYNAMIC,
+                layer, TARGET, CAUSAL, KEYS, D, STAGES, QUERIES, JOINT, DYNAMIC, WAIT,
             )),
         ],
         [4, 1],

@@ -2,6 +2,7 @@
 
 project   x → LN → ·W + b → U, V, Q, K, with silu on U or on all four; K and V go straight into pages where asked
 finish    U, A → LN(A), gate, concat → ·W + x
+score     a whole layer of candidates: project, attention, finish
 """
 
 from typing import NamedTuple
@@ -9,11 +10,22 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from relaygr.kernels.attention import Attention
+from relaygr.kernels.attention import Attention, Weighting
 from relaygr.kernels.device import has_triton
 from relaygr.kernels.ragged import Ragged
 
-__all__ = ["Norm", "Projected", "finish", "finish_plain", "project", "project_into", "project_plain"]
+__all__ = [
+    "LayerWeights",
+    "Norm",
+    "Projected",
+    "finish",
+    "finish_plain",
+    "project",
+    "project_into",
+    "project_plain",
+    "score",
+    "split",
+]
 
 
 class Norm(NamedTuple):
@@ -33,6 +45,18 @@ class Projected(NamedTuple):
     k: torch.Tensor
 
 
+class LayerWeights(NamedTuple):
+    """What one layer is made of: `uvqk` is [dim, 4·H·d], `output` is [H·d or, with concat, 3·H·d, dim]."""
+
+    before: Norm
+    uvqk: torch.Tensor
+    bias: torch.Tensor
+    after: Norm
+    output: torch.Tensor
+    silu_all: bool
+    concat: bool
+
+
 def project(
     x: torch.Tensor, norm: Norm, weight: torch.Tensor, bias: torch.Tensor, heads: int, *, silu_all: bool
 ) -> Projected:
@@ -41,8 +65,7 @@ def project(
         return project_plain(x, norm, weight, bias, heads, silu_all=silu_all)
     from relaygr.kernels import layer_triton
 
-    uvqk = layer_triton.project(x, norm.weight, norm.bias, norm.eps, weight, bias, silu_all=silu_all)
-    return _split(uvqk, heads)
+    return split(layer_triton.project(x, norm, weight, bias, silu_all=silu_all), heads)
 
 
 def project_into(
@@ -65,9 +88,7 @@ def project_into(
         return u, q
     from relaygr.kernels import layer_triton
 
-    uq = layer_triton.project(
-        x, norm.weight, norm.bias, norm.eps, weight, bias, silu_all=silu_all, pages=pages, layer=layer, batch=batch
-    )
+    uq = layer_triton.project(x, norm, weight, bias, silu_all=silu_all, pages=pages, layer=layer, batch=batch)
     u, q = uq.chunk(2, dim=-1)
     return u, q.view(len(x), heads, head_dim)
 
@@ -80,8 +101,28 @@ def finish(
         return finish_plain(x, u, attended, norm, weight, concat=concat)
     from relaygr.kernels import layer_triton
 
-    a = attended.flatten(1)
-    return layer_triton.finish(x, u, a, norm.weight, norm.bias, norm.eps, weight, concat=concat)
+    return layer_triton.finish(x, u, attended.flatten(1), norm, weight, concat=concat)
+
+
+def score(
+    attention: Attention,
+    weighting: Weighting,
+    x: torch.Tensor,
+    weights: LayerWeights,
+    pages: torch.Tensor,
+    layer: int,
+    batch: Ragged,
+) -> torch.Tensor:
+    """One layer of candidates, against pages. Writes nothing into them."""
+    heads, head_dim = pages.shape[-2:]
+    if _fused(x, heads * head_dim):
+        from relaygr.kernels.triton import TritonAttention
+
+        if isinstance(attention, TritonAttention):
+            return attention.score_layer(weighting, x, weights, pages, layer, batch)
+    u, v, q, k = project(x, weights.before, weights.uvqk, weights.bias, heads, silu_all=weights.silu_all)
+    attended = attention.score(weighting, q, k, v, pages, layer, batch)
+    return finish(x, u, attended, weights.after, weights.output, concat=weights.concat)
 
 
 def project_plain(
@@ -91,8 +132,8 @@ def project_plain(
     normed = F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
     uvqk = torch.addmm(bias, normed, weight)
     if silu_all:
-        return _split(F.silu(uvqk), heads)
-    projected = _split(uvqk, heads)
+        return split(F.silu(uvqk), heads)
+    projected = split(uvqk, heads)
     return projected._replace(u=F.silu(projected.u))
 
 
@@ -106,7 +147,8 @@ def finish_plain(
     return torch.addmm(x, combined, weight)
 
 
-def _split(uvqk: torch.Tensor, heads: int) -> Projected:
+def split(uvqk: torch.Tensor, heads: int) -> Projected:
+    """[t, U | V | Q | K] as its parts, views of it."""
     u, v, q, k = uvqk.chunk(4, dim=-1)
     shape = (len(uvqk), heads, u.shape[-1] // heads)
     return Projected(u, v.view(shape), q.view(shape), k.view(shape))

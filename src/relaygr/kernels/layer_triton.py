@@ -1,23 +1,41 @@
-"""The rest of an HSTU layer in Triton: two kernels before attention, two after."""
+"""The rest of an HSTU layer in Triton: two kernels before attention, two after; of candidates, one before the product.
+
+Kernels of few rows are bound by their launches. In a layer of candidates each is therefore launched while the one
+before it ends, WAITs for that end before it reads what was written or writes anything, and then TRIGGERs the launch of
+the next. So never more than two of them run, and what ran before those two has ended.
+"""
+
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 
 from relaygr.history import PAGE
-from relaygr.kernels.device import has_tanh
+from relaygr.kernels.device import can_chain, chain, has_tanh
+from relaygr.kernels.layer import Norm
 from relaygr.kernels.portable import silu
 from relaygr.kernels.ragged import Ragged
 
-__all__ = ["finish", "project"]
+__all__ = ["FEW_ROWS", "finish", "multiply_add", "project"]
+
+FEW_ROWS: Final = 512
+"""Rows up to which every kernel's blocks have a multiprocessor each, so that launching them early pays."""
+
+_LINES: Final = 4
+"""Rows of one block of the kernels that only norm or gate."""
 
 
 @triton.jit(do_not_specialize=["rows"])
 def norm_rows(
     x, weight, bias, out, rows, stride, eps,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, LINES: tl.constexpr,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, LINES: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
 ):  # fmt: skip
     """LayerNorm of LINES rows."""
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+    if TRIGGER:
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)
     dim = tl.arange(0, PADDED)
     inside = (row < rows)[:, None] & (dim < WIDTH)[None, :]
@@ -50,9 +68,14 @@ def _tile_order(rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 def project_rows(
     x, weight, bias, out, pages, starts, cached, table, rows, out_stride, table_stride, users, layers, layer,
     DEPTH: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, PAGED: tl.constexpr, SILU_ALL: tl.constexpr,
-    HARDWARE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    HARDWARE: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """[U | V | Q | K] = silu(x·W + b), on U or on all. PAGED: K and V go into their pages, out holds [U | Q]."""
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+    if TRIGGER:
+        tl.extra.cuda.gdc_launch_dependents()
     block_m, block_n = _tile_order(rows, 4 * WIDTH, BLOCK_M, BLOCK_N)
     row = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     column = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -117,10 +140,15 @@ def gate_rows(
 
 @triton.jit(do_not_specialize=["rows"])
 def add_product(
-    x, left, weight, out, rows,
-    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, left, weight, out, rows, x_stride,
+    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """x + left·weight."""
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+    if TRIGGER:
+        tl.extra.cuda.gdc_launch_dependents()
     block_m, block_n = _tile_order(rows, COLUMNS, BLOCK_M, BLOCK_N)
     row = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     column = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -133,22 +161,15 @@ def add_product(
         acc = tl.dot(tl.load(a), tl.load(b), acc, input_precision="ieee")
         a += BLOCK_K
         b += BLOCK_K * COLUMNS
-    place = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    place = row.to(tl.int64)[:, None]
     inside = (row < rows)[:, None]
-    acc += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
-
-
-def _block(size: int, most: int) -> int:
-    """The largest power of two, up to `most`, that divides `size`."""
-    return min(most, size & -size)
+    acc += tl.load(x + place * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place * COLUMNS + column[None, :], acc.to(out.dtype.element_ty), mask=inside)
 
 
 def project(
     x: torch.Tensor,
-    norm_weight: torch.Tensor,
-    norm_bias: torch.Tensor,
-    eps: float,
+    norm: Norm,
     weight: torch.Tensor,
     bias: torch.Tensor,
     *,
@@ -161,14 +182,16 @@ def project(
     rows, dim = x.shape
     width = weight.shape[1] // 4
     paged = pages is not None and batch is not None
-    out = torch.empty((rows, (2 if paged else 4) * width), dtype=x.dtype, device=x.device)
+    out = x.new_empty((rows, (2 if paged else 4) * width))
     if rows == 0:
         return out
-    normed = torch.empty((rows, dim), dtype=x.dtype, device=x.device)
-    lines = 4
-    norm_rows[triton.cdiv(rows, lines),](
-        x, norm_weight, norm_bias, normed, rows, x.stride(0), eps,
-        WIDTH=dim, PADDED=triton.next_power_of_2(dim), LINES=lines, num_warps=4,
+    chained = not paged and can_chain(x.device)
+    early = chained and rows <= FEW_ROWS
+    normed = x.new_empty((rows, dim))
+    norm_rows[triton.cdiv(rows, _LINES),](
+        x, norm.weight, norm.bias, normed, rows, x.stride(0), norm.eps,
+        WIDTH=dim, PADDED=triton.next_power_of_2(dim), LINES=_LINES, num_warps=4,
+        **chain(wait=early, trigger=early),
     )  # fmt: skip
     block_m, block_n, block_k, warps, stages = _project_tiles(rows, dim, width, x.dtype)
     nothing = x.new_empty(0, dtype=torch.int32) if batch is None else batch.starts
@@ -185,49 +208,53 @@ def project(
         layer,
         DEPTH=dim, WIDTH=width, PAGE=PAGE, PAGED=paged, SILU_ALL=silu_all, HARDWARE=has_tanh(x.device),
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+        **chain(wait=early, trigger=chained),
     )  # fmt: skip
     return out
 
 
 def finish(
-    x: torch.Tensor,
-    u: torch.Tensor,
-    a: torch.Tensor,
-    norm_weight: torch.Tensor,
-    norm_bias: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    *,
-    concat: bool,
+    x: torch.Tensor, u: torch.Tensor, a: torch.Tensor, norm: Norm, weight: torch.Tensor, *, concat: bool
 ) -> torch.Tensor:
     """[t, dim]; u and a are [t, width], rows of either may be apart."""
+    rows, width = a.shape
+    combined = x.new_empty((rows, len(weight)))
+    if rows:
+        gate_rows[triton.cdiv(rows, _LINES),](
+            u, a, norm.weight, norm.bias, combined, rows, u.stride(0), a.stride(0), norm.eps,
+            WIDTH=width, PADDED=triton.next_power_of_2(width), CONCAT=concat, LINES=_LINES, num_warps=4,
+        )  # fmt: skip
+    return multiply_add(x, combined, weight, early=False)
+
+
+def multiply_add(x: torch.Tensor, left: torch.Tensor, weight: torch.Tensor, *, early: bool) -> torch.Tensor:
+    """x + left·weight, [t, dim]. `early`: launched while the kernel before it ends."""
     rows, dim = x.shape
-    out = torch.empty((rows, dim), dtype=x.dtype, device=x.device)
-    if rows == 0:
-        return out
-    width = a.shape[1]
-    depth = (3 if concat else 1) * width
-    combined = torch.empty((rows, depth), dtype=x.dtype, device=x.device)
-    lines = 4
-    gate_rows[triton.cdiv(rows, lines),](
-        u, a, norm_weight, norm_bias, combined, rows, u.stride(0), a.stride(0), eps,
-        WIDTH=width, PADDED=triton.next_power_of_2(width), CONCAT=concat, LINES=lines, num_warps=4,
-    )  # fmt: skip
-    block_m, block_n, block_k, warps, stages = _finish_tiles(rows, dim, depth, x.dtype)
-    add_product[triton.cdiv(rows, block_m) * (dim // block_n),](
-        x.contiguous(), combined, weight, out, rows,
-        DEPTH=depth, COLUMNS=dim,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+    out = x.new_empty((rows, dim))
+    if rows:
+        block_m, block_n, block_k, warps, stages = _finish_tiles(rows, dim, len(weight), x.dtype)
+        add_product[triton.cdiv(rows, block_m) * (dim // block_n),](
+            x, left, weight, out, rows, x.stride(0), DEPTH=len(weight), COLUMNS=dim,
+            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+            **chain(wait=early, trigger=early),
+        )  # fmt: skip
     return out
 
 
+def _block(size: int, most: int) -> int:
+    """The largest power of two, up to `most`, that divides `size`."""
+    return min(most, size & -size)
+
+
 def _project_tiles(rows: int, dim: int, width: int, dtype: torch.dtype) -> tuple[int, int, int, int, int]:
-    """Rows, columns and depth of a tile, warps, stages."""
+    """Rows, columns and depth of a tile, warps, stages: for few rows, so many that only one block fits.
+
+    Blocks that are launched early would else gather on the multiprocessors that are free first.
+    """
     if dtype == torch.float32:
         return 32, _block(width, 32), _block(dim, 32), 4, 2
     if rows <= 1024:
-        return 64, _block(width, 128), _block(dim, 64), 4, 4
+        return 64, _block(width, 128), _block(dim, 64), 4, 5 if rows <= FEW_ROWS else 4
     return 128, _block(width, 256), _block(dim, 64), 8, 3
 
 
@@ -235,5 +262,7 @@ def _finish_tiles(rows: int, dim: int, depth: int, dtype: torch.dtype) -> tuple[
     if dtype == torch.float32:
         return 32, _block(dim, 32), _block(depth, 32), 4, 2
     if rows <= 1024:
-        return 64, _block(dim, 32), _block(depth, 64), 4, 5
+        return 64, _block(dim, 32), _block(depth, 128), 4, 5 if rows <= FEW_ROWS else 4
+    if rows <= 4096:
+        return 64, _block(dim, 128), _block(depth, 64), 4, 4
     return 128, _block(dim, 256), _block(depth, 64), 8, 3

@@ -153,16 +153,21 @@ def attend(
     tl.store(out + place[:, None] * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["heads", "ranks", "height"])
+@triton.jit(do_not_specialize=["ranks", "height"])
 def combine(
-    parts, sums, q, k_new, v_new, out, starts, cached, q_stride, new_stride, out_stride, heads, ranks, height,
-    scale, factor,
-    TARGET: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, HARDWARE: tl.constexpr, SOFTMAX: tl.constexpr,
+    parts, sums, q, k_new, v_new, u, weight, bias, out, starts, cached,
+    q_stride, new_stride, u_stride, out_stride, ranks, height, scale, factor, eps,
+    TARGET: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
+    MANY: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, AHEAD: tl.constexpr, HARDWARE: tl.constexpr,
+    SOFTMAX: tl.constexpr, GATE: tl.constexpr, CONCAT: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
 ):  # fmt: skip
-    """The candidate itself and the sums of its user's splits, in order: LINES rows of one head."""
-    user = tl.program_id(2)
-    head = tl.program_id(1)
+    """A, the candidate itself and the sums of its user's splits, in order: LINES rows. GATE: [U | A | U·LN(A)], or
+    U·LN(A), of them."""
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+    if TRIGGER:
+        tl.extra.cuda.gdc_launch_dependents()
+    user = tl.program_id(1)
     begin = tl.load(starts + user)
     end = tl.load(starts + user + 1)
     first = begin + tl.program_id(0) * LINES
@@ -170,41 +175,62 @@ def combine(
         return
     pages = (tl.load(cached + user) + PAGE - 1) // PAGE
     blocks = (end - begin + ROWS - 1) // ROWS
-    chunk = split_pages(pages, blocks * heads, TARGET)
-    block = (first - begin) // ROWS
+    chunk = split_pages(pages, blocks * HEADS, TARGET)
+    splits = (pages + chunk - 1) // chunk
     row = (first + tl.arange(0, LINES)).to(tl.int64)
+    head = tl.arange(0, MANY)
     dim = tl.arange(0, WIDTH)
-    inside = (row < end)[:, None] & (dim < D)[None, :]
-    column = head * D + dim[None, :]
-    own = row[:, None] * new_stride + column
-    mine = tl.load(q + row[:, None] * q_stride + column, mask=inside, other=0.0).to(tl.float32)
+    column = (head[:, None] * D + dim[None, :])[None, :, :]
+    mine = (row < end)[:, None] & (head < HEADS)[None, :]
+    inside = mine[:, :, None] & (dim < D)[None, None, :]
+    own = row[:, None, None] * new_stride + column
+    query = tl.load(q + row[:, None, None] * q_stride + column, mask=inside, other=0.0).to(tl.float32)
     k = tl.load(k_new + own, mask=inside, other=0.0).to(tl.float32)
     v = tl.load(v_new + own, mask=inside, other=0.0).to(tl.float32)
-    line = (first - begin) % ROWS + tl.arange(0, LINES)
-    own_logit = tl.sum(mine * k, 1) * scale
     acc = v
-    top = own_logit
-    total = tl.full([LINES], 1.0, tl.float32)
+    top = tl.sum(query * k, 2) * scale
+    total = tl.full([LINES, MANY], 1.0, tl.float32)
     if not SOFTMAX:
-        acc = (silu(own_logit, HARDWARE) * factor)[:, None] * v
-    for split in range(0, (pages + chunk - 1) // chunk):
-        place = ((user * ranks + split * blocks + block) * height + line).to(tl.int64)
-        part = tl.load(parts + place[:, None] * heads * D + column, mask=inside, other=0.0)
-        if SOFTMAX:
-            beside = sums + (place * heads + head) * 2
-            highest = tl.load(beside, mask=row < end, other=0.0)
-            weights = tl.load(beside + 1, mask=row < end, other=0.0)
-            both = tl.maximum(top, highest)
-            before = tl.exp(top - both)
-            now = tl.exp(highest - both)
-            acc = acc * before[:, None] + part * now[:, None]
-            total = total * before + weights * now
-            top = both
-        else:
-            acc += part
+        acc = (silu(top, HARDWARE) * factor)[:, :, None] * v
+    place = (user * ranks + (first - begin) // ROWS).to(tl.int64) * height + (first - begin) % ROWS
+    line = place + tl.arange(0, LINES)
+    for start in range(0, splits, AHEAD):
+        for i in tl.static_range(AHEAD):  # so that several loads are in flight
+            live = start + i < splits
+            at = line + (start + i) * blocks * height
+            part = tl.load(parts + at[:, None, None] * (HEADS * D) + column, mask=inside & live, other=0.0)
+            if SOFTMAX:
+                beside = sums + (at[:, None] * HEADS + head[None, :]) * 2
+                highest = tl.load(beside, mask=mine & live, other=float("-inf"))
+                weights = tl.load(beside + 1, mask=mine & live, other=0.0)
+                both = tl.maximum(top, highest)
+                before = tl.exp(top - both)
+                now = tl.exp(highest - both)
+                acc = acc * before[:, :, None] + part * now[:, :, None]
+                total = total * before + weights * now
+                top = both
+            else:
+                acc += part
     if SOFTMAX:
-        acc = acc / total[:, None]
-    tl.store(out + row[:, None] * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)
+        acc = acc / total[:, :, None]
+    attended = acc.to(out.dtype.element_ty)
+    where = out + row[:, None, None] * out_stride + column
+    if GATE:
+        values = tl.where(inside, attended.to(tl.float32), 0.0)
+        mean = tl.sum(tl.sum(values, 2), 1) / (HEADS * D)
+        centred = tl.where(inside, values - mean[:, None, None], 0.0)
+        spread = 1 / tl.sqrt(tl.sum(tl.sum(centred * centred, 2), 1) / (HEADS * D) + eps)
+        w = tl.load(weight + column, mask=column < HEADS * D, other=0.0).to(tl.float32)
+        b = tl.load(bias + column, mask=column < HEADS * D, other=0.0).to(tl.float32)
+        gate = tl.load(u + row[:, None, None] * u_stride + column, mask=inside, other=0.0)
+        gated = gate.to(tl.float32) * (centred * spread[:, None, None] * w + b)
+        if CONCAT:
+            tl.store(where, gate, mask=inside)
+            tl.store(where + HEADS * D, attended, mask=inside)
+            where += 2 * HEADS * D
+        tl.store(where, gated.to(out.dtype.element_ty), mask=inside)
+    else:
+        tl.store(where, attended, mask=inside)
 
 
 @triton.jit(do_not_specialize=["table_stride", "heads", "layers", "layer"])

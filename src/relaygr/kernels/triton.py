@@ -14,9 +14,10 @@ import torch
 import triton
 
 from relaygr.history import PAGE
-from relaygr.kernels import portable
+from relaygr.kernels import layer_triton, portable
 from relaygr.kernels.attention import Silu, Weighting
-from relaygr.kernels.device import has_tanh, is_hopper, multiprocessors
+from relaygr.kernels.device import can_chain, chain, has_tanh, is_hopper, multiprocessors
+from relaygr.kernels.layer import LayerWeights, Projected, split
 from relaygr.kernels.ragged import Ragged
 
 __all__ = ["TritonAttention"]
@@ -26,6 +27,9 @@ _SHARED_KEYS: Final = 32 << 20
 
 _TARGET: Final = 128
 """Blocks that one user's scores are split into at most: about the multiprocessors of a Hopper GPU."""
+
+_LINES: Final = 4
+"""Rows whose splits one block adds up."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +106,43 @@ class TritonAttention:
         batch: Ragged,
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self._score(weighting, Projected(q, v, q, k), None, out, pages, layer, batch)
+        return out
+
+    def score_layer(
+        self,
+        weighting: Weighting,
+        x: torch.Tensor,
+        weights: LayerWeights,
+        pages: torch.Tensor,
+        layer: int,
+        batch: Ragged,
+    ) -> torch.Tensor:
+        """A whole layer of candidates x [rows, dim], in as few kernels as there can be, each chained to the next.
+
+        No kernel that writes pages stands right before attention, which reads keys while that one ends.
+        """
+        uvqk = layer_triton.project(x, weights.before, weights.uvqk, weights.bias, silu_all=weights.silu_all)
+        combined = x.new_empty((len(x), len(weights.output)))
+        self._score(weighting, split(uvqk, pages.shape[-2]), weights, combined, pages, layer, batch)
+        early = can_chain(x.device) and len(x) <= layer_triton.FEW_ROWS
+        return layer_triton.multiply_add(x, combined, weights.output, early=early)
+
+    def _score(
+        self,
+        weighting: Weighting,
+        projected: Projected,
+        gate: LayerWeights | None,
+        out: torch.Tensor,
+        pages: torch.Tensor,
+        layer: int,
+        batch: Ragged,
+    ) -> None:
+        """Attended rows, or what a layer's last product takes."""
         longest = max(batch.rows, default=0)
         if longest == 0:
-            return out
+            return
+        u, v, q, k = projected
         if _row_stride(k) != _row_stride(v):
             k, v = k.contiguous(), v.contiguous()
         hopper = isinstance(weighting, Silu) and self._fits_hopper(q, pages)
@@ -113,20 +151,22 @@ class TritonAttention:
         ranks, height = _score_ranks(batch, heads, rows), min(longest, rows)
         parts = torch.empty((len(batch.rows) * ranks * height, heads, dim), dtype=torch.float32, device=q.device)
         sums = parts.new_empty((len(parts), heads, 0 if isinstance(weighting, Silu) else 2))
+        chained = gate is not None and can_chain(q.device)
+        early = chained and len(q) <= layer_triton.FEW_ROWS
         if isinstance(weighting, Silu) and hopper:
-            _launch_hopper(weighting, q, parts, pages, layer, batch, ranks, height, causal=False)
+            _launch_hopper(weighting, q, parts, pages, layer, batch, ranks, height, causal=False, chained=chained)
         else:
             _launch_portable(weighting, q, parts, sums, pages, layer, batch, rows, ranks, height, causal=False)
-        lines = 8
-        portable.combine[triton.cdiv(longest, lines), heads, len(batch.rows)](
-            parts, sums, q, k, v, out, batch.starts, batch.cached,
-            _row_stride(q), _row_stride(k), _row_stride(out), heads, ranks, height,
-            weighting.scale, _factor(weighting),
-            TARGET=_TARGET, ROWS=rows, LINES=lines, PAGE=PAGE, D=dim,
-            WIDTH=triton.next_power_of_2(dim), HARDWARE=has_tanh(q.device),
-            SOFTMAX=not isinstance(weighting, Silu), num_warps=4,
+        norm_weight, norm_bias, eps = gate.after if gate else (q, q, 0.0)
+        portable.combine[triton.cdiv(longest, _LINES), len(batch.rows)](
+            parts, sums, q, k, v, u, norm_weight, norm_bias, out, batch.starts, batch.cached,
+            _row_stride(q), _row_stride(k), u.stride(0), out.stride(0), ranks, height,
+            weighting.scale, _factor(weighting), eps,
+            TARGET=_TARGET, ROWS=rows, LINES=_LINES, PAGE=PAGE, HEADS=heads, MANY=triton.next_power_of_2(heads),
+            D=dim, WIDTH=triton.next_power_of_2(dim), AHEAD=8 if q.is_cuda else 2, HARDWARE=has_tanh(q.device),
+            SOFTMAX=not isinstance(weighting, Silu), GATE=gate is not None,
+            CONCAT=gate is not None and gate.concat, num_warps=8, **chain(wait=False, trigger=early),
         )  # fmt: skip
-        return out
 
     def _fits_hopper(self, q: torch.Tensor, pages: torch.Tensor) -> bool:
         """Whether the Hopper kernel takes these: the card, a head dim it has tiles for, 16-bit values, aligned rows."""
@@ -209,6 +249,7 @@ def _launch_hopper(
     height: int,
     *,
     causal: bool,
+    chained: bool = False,
 ) -> None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -242,5 +283,5 @@ def _launch_hopper(
         queries, keys, out, width, batch.starts, batch.cached, batch.table, batch.table.stride(0),
         counter, users, group, heads, ranks, height, work, layers, layer, weighting.scale / 2, 1 / weighting.length,
         TARGET=_TARGET, CAUSAL=causal, KEYS=tiles.keys, D=dim, STAGES=tiles.stages, QUERIES=tiles.queries,
-        JOINT=tiles.joint, TURNS=tiles.turns, DYNAMIC=dynamic, num_warps=4,
+        JOINT=tiles.joint, TURNS=tiles.turns, DYNAMIC=dynamic, WAIT=chained, num_warps=4, launch_pdl=chained,
     )  # fmt: skip

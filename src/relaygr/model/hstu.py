@@ -5,7 +5,7 @@ from torch import nn
 
 from relaygr.errors import InvalidInput
 from relaygr.kernels import Attention, PageLayout, Ragged, ReferenceAttention, Silu
-from relaygr.kernels.layer import Norm, Projected, finish, project, project_into
+from relaygr.kernels.layer import LayerWeights, Norm, finish, project_into, score
 from relaygr.model.config import Combine, ModelConfig, SiluOn
 from relaygr.model.stack import BeforeLayer
 
@@ -30,11 +30,6 @@ class HstuLayer(nn.Module):
         self.output_norm_bias = nn.Parameter(torch.zeros(width))
         self.output_weight = nn.Parameter(torch.empty(3 * width if combine == "concat" else width, dim))
 
-    def project(self, x: torch.Tensor) -> Projected:
-        return project(
-            x, self._input_norm(), self.uvqk_weight, self.uvqk_bias, self.heads, silu_all=self.silu_on == "uvqk"
-        )
-
     def project_into(
         self, attention: Attention, x: torch.Tensor, pages: torch.Tensor, index: int, batch: Ragged
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,11 +40,25 @@ class HstuLayer(nn.Module):
         )
 
     def finish(self, x: torch.Tensor, u: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        norm = Norm(self.output_norm_weight, self.output_norm_bias, self.norm_eps)
-        return finish(x, u, attended, norm, self.output_weight, concat=self.combine == "concat")
+        return finish(x, u, attended, self._output_norm(), self.output_weight, concat=self.combine == "concat")
+
+    def weights(self) -> LayerWeights:
+        """The layer as kernels take it."""
+        return LayerWeights(
+            self._input_norm(),
+            self.uvqk_weight,
+            self.uvqk_bias,
+            self._output_norm(),
+            self.output_weight,
+            silu_all=self.silu_on == "uvqk",
+            concat=self.combine == "concat",
+        )
 
     def _input_norm(self) -> Norm:
         return Norm(self.input_norm_weight, self.input_norm_bias, self.norm_eps)
+
+    def _output_norm(self) -> Norm:
+        return Norm(self.output_norm_weight, self.output_norm_bias, self.norm_eps)
 
 
 class HstuStack(nn.Module):
@@ -104,8 +113,7 @@ class HstuStack(nn.Module):
             if before is not None:
                 before(index)
             layer = self._layer(index)
-            u, v, q, k = layer.project(x)
-            x = layer.finish(x, u, self.attention.score(self.weighting, q, k, v, pages, index, batch))
+            x = score(self.attention, self.weighting, x, layer.weights(), pages, index, batch)
         return x
 
     @torch.inference_mode()
