@@ -142,25 +142,26 @@ class Caller:
         await asyncio.gather(*(work() for _ in range(at_once)))
 
 
-async def in_full(answers: list[Asked], models: dict[int, RankingModel], dtype: str) -> list[npt.NDArray[np.float32]]:
-    """The same requests with nothing cached, one at a time."""
-    scores: dict[int, npt.NDArray[np.float32]] = {}
+async def in_full(engine: Engine, asked: Asked) -> npt.NDArray[np.float32]:
+    """The same request with nothing cached."""
+    await engine.evict("in full")
+    ranked = await engine.rank("in full", asked.history, asked.candidates, context=asked.context, request=asked.request)
+    assert ranked.path == "FULL"
+    return ranked.scores
+
+
+async def assert_exact(engine: Engine, answers: list[Asked], models: dict[int, RankingModel]) -> None:
+    """Against full inference, one request at a time, by the engine that gave the answers and by one in float32."""
+    worst = allowed = 0.0
     for epoch, served in models.items():
-        async with Engine(served, config(dtype=dtype, host=0)) as engine:
-            for index, asked in enumerate(answers):
+        if engine.status().epoch != epoch:
+            await engine.swap_model(served)
+        async with Engine(served, config(dtype="float32", host=0)) as exact:
+            for asked in answers:
                 if asked.epoch == epoch:
-                    await engine.evict("user")
-                    ranked = await engine.rank(
-                        "user", asked.history, asked.candidates, context=asked.context, request=asked.request
-                    )
-                    scores[index] = ranked.scores
-    return [scores[index] for index in range(len(answers))]
-
-
-async def assert_exact(answers: list[Asked], models: dict[int, RankingModel]) -> None:
-    half, single = [await in_full(answers, models, dtype) for dtype in ("bfloat16", "float32")]
-    allowed = max(float(np.abs(a - b).max()) for a, b in zip(half, single, strict=True))
-    worst = max(float(np.abs(asked.scores - right).max()) for asked, right in zip(answers, half, strict=True))
+                    half, single = await in_full(engine, asked), await in_full(exact, asked)
+                    allowed = max(allowed, float(np.abs(half - single).max()))
+                    worst = max(worst, float(np.abs(asked.scores - half).max()))
     assert worst <= allowed, f"{len(answers)} ranks: worst {worst:.2e}, allowed {allowed:.2e}"
 
 
@@ -172,7 +173,7 @@ def run(main: Awaitable[None]) -> None:
 
 
 @pytest.mark.parametrize("family", ["hstu", "softmax"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("canary", [False, True])
 def test_random_interleavings_give_the_scores_of_full_inference(family: Family, seed: int, canary: bool) -> None:
     async def main() -> None:
@@ -181,13 +182,13 @@ def test_random_interleavings_give_the_scores_of_full_inference(family: Family, 
             caller = Caller(engine, seed, users=12)
             await caller.turns(300, at_once=8)
             assert engine.status().faults == {}
-        assert {"RESIDENT", "EXTENDED", "RELOADED", "FULL"} <= set(caller.paths), caller.paths
-        await assert_exact(caller.answers, {0: served})
+            assert {"RESIDENT", "EXTENDED", "RELOADED", "FULL"} <= set(caller.paths), caller.paths
+            await assert_exact(engine, caller.answers, {0: served})
 
     run(main())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_faults_are_misses(seed: int) -> None:
     async def main() -> None:
         served = model()
@@ -199,8 +200,8 @@ def test_faults_are_misses(seed: int) -> None:
             await caller.turns(300, at_once=8)
             assert sum(engine.status().faults.values()) > 20
             device.active = False
-        assert caller.lost < len(caller.answers) / 20
-        await assert_exact(caller.answers, {0: served})
+            assert caller.lost < len(caller.answers) / 20
+            await assert_exact(engine, caller.answers, {0: served})
 
     run(main())
 
@@ -214,8 +215,8 @@ def test_models_are_swapped_under_load() -> None:
             for epoch in (1, 2):
                 await engine.swap_model(models[epoch])
             await load
-        assert {asked.epoch for asked in caller.answers} >= {0, 2}
-        await assert_exact(caller.answers[:200] + caller.answers[-200:], models)
+            assert {asked.epoch for asked in caller.answers} >= {0, 2}
+            await assert_exact(engine, caller.answers[:200] + caller.answers[-200:], models)
 
     run(main())
 
@@ -227,7 +228,7 @@ def test_tables_in_host_memory_give_the_same_scores(family: Family) -> None:
         async with Engine(served, config(tables="host")) as engine:
             caller = Caller(engine, 3, users=12)
             await caller.turns(200, at_once=8)
-        await assert_exact(caller.answers, {0: served})
+            await assert_exact(engine, caller.answers, {0: served})
 
     run(main())
 

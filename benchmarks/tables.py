@@ -1,0 +1,101 @@
+"""Tables of the documents, made from results: `python benchmarks/tables.py` rewrites them in place.
+
+A table stands between <!-- NAME --> and <!-- /NAME -->; the tests check that none was edited by hand.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["TABLES", "written"]
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+CALLS = ("pre-infer", "rank resident", "rank extended", "rank reloaded", "rank full")
+
+
+def gpu_calls() -> str:
+    """One call at a time through the engine, on a GPU."""
+    result = _result("engine-h200")
+    cases = dict.fromkeys((row["shape"], row["n"], row["m"]) for row in result["calls"])
+    found = {(row["shape"], row["n"], row["call"]): row for row in result["calls"]}
+    lines = [
+        f"One {result['machine']['gpu']}, bf16, one call at a time, medians of {result['inputs']['rounds']}: "
+        "milliseconds from the caller's side, and in brackets on the device.",
+        "",
+        "| model | behaviours | candidates | " + " | ".join(CALLS) + " |",
+        "|---|---|---|" + "---|" * len(CALLS),
+    ]
+    for shape, n, m in cases:
+        cells = []
+        for call in CALLS:
+            row = found[shape, n, call]
+            cells.append(f"{row['ms']:.2f} ({row['device_ms']:.2f})")
+        lines.append(f"| `{shape}` | {n:,} | {m:,} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def gpu_targets() -> str:
+    """What was aimed for, and whether it was reached."""
+    result = _result("engine-h200")
+    lines = ["| call | target | on the device | from the caller's side |", "|---|---|---|---|"]
+    for row in result["calls"]:
+        if "target_ms" in row:
+            reached = [("reached" if row[key] else "missed") for key in ("reached_on_device", "reached")]
+            lines.append(
+                f"| {row['call']}, `{row['shape']}`, {row['n']:,} behaviours | ≤ {row['target_ms']:.2f} ms "
+                f"| {row['device_ms']:.2f} ms, {reached[0]} | {row['ms']:.2f} ms, {reached[1]} |"
+            )
+    for row in result["calls"]:
+        if "share_of_link" in row and row["shape"] == "d512" and row["n"] == 8192:
+            verdict = "reached" if row["share_of_link"] >= 0.9 else "missed"
+            lines.append(
+                f"| reload, `d512`, {row['n']:,} behaviours | ≥ 90% of 55 GB/s "
+                f"| {row['copy_gb_s']:.1f} GB/s, {verdict} | {row['ms']:.2f} ms with its rank |"
+            )
+    return "\n".join(lines)
+
+
+def gpu_loads() -> str:
+    """Closed loops of callers."""
+    result = _result("engine-h200")
+    lines = [
+        "| model | callers ask for | callers | ranks/s | P50, ms | P99, ms | device busy | loop per step, µs |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{row['shape']}`, {row['n']:,} | {row['mix']} | {row['callers']} | {row['requests_per_s']:,.0f} "
+        f"| {row['p50_ms']:.2f} | {row['p99_ms']:.2f} | {row['device_busy']:.0%} "
+        f"| {row['loop_us_per_step']['all']:.0f} |"
+        for row in result["loads"]
+    ]
+    return "\n".join(lines)
+
+
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"gpu-calls": gpu_calls},
+    "docs/engine.md": {"gpu-targets": gpu_targets, "gpu-loads": gpu_loads},
+}
+"""By document and by name."""
+
+
+def written(document: str) -> str:
+    """The document with its tables made anew."""
+    text = (ROOT / document).read_text()
+    for name, table in TABLES[document].items():
+        pattern = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise ValueError(f"{document} has no place for {name}")
+        text = pattern.sub(lambda match, table=table: f"{match[1]}{table()}\n{match[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def _result(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+if __name__ == "__main__":
+    for each in TABLES:
+        (ROOT / each).write_text(written(each))
