@@ -1,7 +1,9 @@
 """Quality of trained models: many runs at once on one device, each a process.
 
-search   runs of several recipes, judged on the validation part alone: how a recipe was chosen
-final    three seeds of one recipe under both tie rules, each scored on the test part once
+search    runs of several recipes, judged on the validation part alone: how a recipe was chosen
+next      three seeds of MovieLens-1M under both tie rules, each scored on the test part once
+length    three seeds that read up to 512 behaviours, each scored on histories cut to 16 … 512
+kuairand  three seeds of the ranking of KuaiRand-Pure, split by time
 """
 
 import argparse
@@ -11,20 +13,26 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from common import RESULTS, commit, machine
-from relaygr.model import checkpoint
+from relaygr.model import RankingModel, checkpoint
 from relaygr.train import dataset as datasets
 from relaygr.train.recipe import Recipe, read
-from relaygr.train.scoring import next_item_metrics, next_item_ranks
+from relaygr.train.scoring import next_item_metrics, next_item_ranks, ranking_metrics, ranking_scores
 from relaygr.train.sequences import Sequences
-from relaygr.train.split import split
+from relaygr.train.split import Targets, split
 from relaygr.train.trainer import Epoch, train
+
+CUTS = (16, 32, 64, 128, 256, 512)
+CONTROL = 16
+"""The length for which a model of its own is trained, too."""
 
 PUBLISHED = {
     "SASRec, sampled softmax (generative-recommenders)": {"hr@10": 0.2853, "ndcg@10": 0.1603},
@@ -35,11 +43,14 @@ PUBLISHED = {
 }
 
 
-def one(data: Path, recipe: Recipe, seed: int, device: str, *, test: bool, save: bool, out: Path) -> None:
+Job = dict[str, Any]
+
+
+def one(job: Job) -> None:
     """Train once; write what it came to, and the model where asked."""
     began = time.perf_counter()
-    dataset = datasets.load(data, ties=recipe.sequence.ties)
-
+    recipe, out, device = Recipe.from_dict(job["recipe"]), Path(job["out"]), job["device"]
+    dataset = datasets.load(job["data"], ties=recipe.sequence.ties)
     curve: list[list[Any]] = []
 
     def show(epoch: Epoch) -> None:
@@ -48,30 +59,70 @@ def one(data: Path, recipe: Recipe, seed: int, device: str, *, test: bool, save:
         figures = {k: round(v, 4) for k, v in {**epoch.losses, **(epoch.valid or {})}.items()}
         print(f"{out.stem} {epoch.epoch} {figures} {epoch.seconds:.1f}s", file=sys.stderr, flush=True)
 
-    done = train(dataset, recipe, seed=seed, device=device, progress=show)
+    done = train(dataset, recipe, seed=job["seed"], device=device, progress=show)
     best = next(epoch for epoch in done.epochs if epoch.epoch == done.best)
-    result: dict[str, Any] = {
+    result: Job = {
         "recipe": recipe.to_dict(),
-        "seed": seed,
+        "seed": job["seed"],
         "best_epoch": done.best,
         "valid": best.valid,
         "curve": curve,
         "seconds": round(time.perf_counter() - began, 1),
     }
-    if test:
-        sequences = Sequences(dataset, done.model.config, recipe.sequence.length, device)
-        targets = split(dataset, recipe.sequence.split).test
-        ranks = next_item_ranks(done.model, sequences, dataset, targets, recipe.sequence.length)
-        result["test"] = next_item_metrics(ranks)
-    if save:
+    if job["test"]:
+        result |= judged(done.model, recipe, dataset, device, job.get("cuts", ()))
+    if job["save"]:
         checkpoint.save(done.model, out.with_suffix(".safetensors"))
     out.write_text(json.dumps(result, indent=1))
 
 
-def spawn(jobs: list[dict[str, Any]], processes: int) -> list[dict[str, Any]]:
-    """Each job in a process of its own, so many at once; results in the order of the jobs."""
+def judged(
+    model: RankingModel, recipe: Recipe, dataset: datasets.Dataset, device: str, cuts: Sequence[int]
+) -> dict[str, Any]:
+    """Figures on the test part: next items where one was left out, ranking where time split."""
+    length = recipe.sequence.length
+    sequences = Sequences(dataset, model.config, length, device)
+    targets = split(dataset, recipe.sequence.split).test
+    if recipe.sequence.split == "time":
+        scores = ranking_scores(model, sequences, dataset, targets, length)
+        found: dict[str, Any] = {"test": ranking_metrics(dataset, targets, scores)}
+    else:
+        found = {"test": next_item_metrics(next_item_ranks(model, sequences, dataset, targets, length))}
+    found["cuts"] = [cut_to(cut, model, recipe, dataset, sequences, targets) for cut in cuts]
+    return found
 
-    def run(job: dict[str, Any]) -> dict[str, Any]:
+
+def cut_to(
+    cut: int,
+    model: RankingModel,
+    recipe: Recipe,
+    dataset: datasets.Dataset,
+    sequences: Sequences,
+    targets: Targets,
+) -> dict[str, Any]:
+    """Figures with histories cut to the newest `cut`: of all targets, and of those with so many behaviours before."""
+    chosen = {"all": targets.places >= 0, "with_as_many": targets.places >= cut, "with_512": targets.places >= 512}
+    found: dict[str, Any] = {"cut": cut}
+    if recipe.sequence.split == "time":
+        scores = ranking_scores(model, sequences, dataset, targets, cut)
+        for name, rows in chosen.items():
+            some = Targets(targets.users[rows], targets.places[rows])
+            figures = ranking_metrics(dataset, some, scores[rows])
+            found[name] = {"targets": len(some), "users": len(np.unique(some.users))}
+            found[name] |= {f"{label}_auc": values["auc"] for label, values in figures.items()}
+    else:
+        ranks = next_item_ranks(model, sequences, dataset, targets, cut, leave_out_all=True)
+        for name, rows in chosen.items():
+            found[name] = {"users": int(rows.sum()), **next_item_metrics(ranks[rows])}
+    return found
+
+
+def spawn(jobs: list[Job], processes: int) -> list[Job]:
+    """Each job in a process of its own, so many at once; results in the order of the jobs. One done before is kept."""
+
+    def run(job: Job) -> Job:
+        if Path(job["out"]).exists():
+            return dict(json.loads(Path(job["out"]).read_text()))
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run([sys.executable, __file__, "one", json.dumps(job)], env=environment, check=False)
         out = Path(job["out"])
@@ -83,114 +134,187 @@ def spawn(jobs: list[dict[str, Any]], processes: int) -> list[dict[str, Any]]:
         return list(pool.map(run, jobs))
 
 
+def job_of(arguments: argparse.Namespace, name: str, data: str, recipe: Recipe, seed: int = 0, **more: Any) -> Job:
+    (arguments.out / "runs").mkdir(parents=True, exist_ok=True)
+    return {
+        "data": str(arguments.data / data),
+        "recipe": recipe.to_dict(),
+        "seed": seed,
+        "device": arguments.device,
+        "out": str(arguments.out / "runs" / f"{name}.json"),
+        "save": False,
+        "test": True,
+        **more,
+    }
+
+
 def search(arguments: argparse.Namespace) -> None:
     variants = json.loads(arguments.variants.read_text())
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    jobs = [
-        {
-            "data": str(arguments.data / values.pop("data", "ml-1m")),
-            "save": values.pop("save", False),
-            "recipe": read(values.pop("recipe", arguments.recipe)).with_values(**values).to_dict(),
-            "seed": 0,
-            "device": arguments.device,
-            "test": False,
-            "out": str(arguments.out / f"{name}.json"),
-        }
-        for name, values in variants.items()
-    ]
+    jobs = []
+    for name, values in variants.items():
+        data, save = values.pop("data", "ml-1m"), values.pop("save", False)
+        recipe = read(values.pop("recipe", "ml-1m")).with_values(**values)
+        jobs.append(job_of(arguments, name, data, recipe, save=save, test=False))
     for name, result in zip(variants, spawn(jobs, arguments.processes), strict=True):
         valid = result.get("valid") or {}
         figures = "  ".join(f"{k} {v:.4f}" for k, v in valid.items())
         print(f"{name:28} epoch {result.get('best_epoch')}  {figures}  {result.get('seconds')} s", flush=True)
 
 
-def final(arguments: argparse.Namespace) -> None:
-    base = read(arguments.recipe)
-    work = arguments.out / "runs"
-    work.mkdir(parents=True, exist_ok=True)
-    jobs = [
-        {
-            "data": str(arguments.data / "ml-1m"),
-            "save": False,
-            "recipe": base.with_values(sequence={"ties": ties}).to_dict(),
-            "seed": seed,
-            "device": arguments.device,
-            "test": True,
-            "out": str(work / f"{ties}-{seed}.json"),
-        }
+def next_jobs(arguments: argparse.Namespace) -> list[Job]:
+    base = read("ml-1m")
+    return [
+        job_of(arguments, f"next-{ties}-{seed}", "ml-1m", base.with_values(sequence={"ties": ties}), seed)
         for ties in ("file", "reversed")
         for seed in arguments.seeds
     ]
-    began = time.perf_counter()
-    results = spawn(jobs, arguments.processes)
-    wall = time.perf_counter() - began
-    failed = [result for result in results if "failed" in result]
-    if failed:
-        raise SystemExit(f"{len(failed)} runs failed")
+
+
+def next_result(arguments: argparse.Namespace, results: list[Job]) -> dict[str, Any]:
     half = len(arguments.seeds)
-    by_file, other = (results[:half], results[half:])
     figures: dict[str, Any] = {}
-    for suffix, runs in (("", by_file), ("_other_ties", other)):
+    for suffix, runs in (("", results[:half]), ("_other_ties", results[half:])):
         for name in ("hr@10", "ndcg@10", "hr@50", "hr@200"):
-            values = [run["test"][name] for run in runs]
-            figures[f"{name}{suffix}"] = round(statistics.mean(values), 4)
-            figures[f"{name}{suffix}_std"] = round(statistics.stdev(values), 4) if len(values) > 1 else None
+            figures |= mean_of(f"{name}{suffix}", [run["test"][name] for run in runs])
+    base = read("ml-1m")
     inputs = {
         "data": "MovieLens-1M: 6,040 users, 3,706 items, 1,000,209 behaviours",
         "protocol": "leave one out; all items ranked but those among the behaviours read; the newest "
         f"{base.sequence.length} behaviours; checkpoint chosen by NDCG@10 on each user's second-last behaviour; "
         "the test, the last one, scored once; the second-last behaviour is history of the test, never learnt from",
         "ties": "behaviours of one time in the order of the file; _other_ties: in the opposite order, trained anew",
-        "seeds": arguments.seeds,
-        "recipe": base.to_dict(),
     }
+    return written(arguments, "quality-ml-1m", figures, inputs, results, published=PUBLISHED)
+
+
+def length_jobs(arguments: argparse.Namespace) -> list[Job]:
+    base = read("ml-1m-long")
+    jobs = []
+    for by in ("leave-one-out", "time"):
+        recipe = base.with_values(sequence={"split": by})
+        jobs += [
+            job_of(arguments, f"length-{by}-{seed}", "ml-1m", recipe, seed, cuts=CUTS, save=seed == 0)
+            for seed in arguments.seeds
+        ]
+        batch = 8 * recipe.optimiser.batch  # shorter windows, more of them in a step
+        own = recipe.with_values(sequence={"length": CONTROL, "crop": 0.0}, optimiser={"batch": batch})
+        jobs.append(job_of(arguments, f"length-{by}-only-{CONTROL}", "ml-1m", own, cuts=(CONTROL,)))
+    return jobs
+
+
+def length_result(arguments: argparse.Namespace, results: list[Job]) -> dict[str, Any]:
+    inputs = {
+        "data": "MovieLens-1M: 6,040 users, 3,706 items, 1,000,209 behaviours",
+        "next item": "leave one out, all items ranked but those of all of the user's behaviours, whatever is read",
+        "ranking": "AUC of liked (4 stars and more) and loved (more than 4) over the last tenth of all behaviours by "
+        "time; the model of each cut is the same, trained on windows of up to 512 and cut at random",
+        "control": f"a model trained for {CONTROL} behaviours alone",
+        "cuts": CUTS,
+    }
+    return written(arguments, "length-runs", {}, inputs, results)
+
+
+def kuairand_jobs(arguments: argparse.Namespace) -> list[Job]:
+    base = read("kuairand-pure")
+    return [job_of(arguments, f"kuairand-{seed}", "kuairand-pure", base, seed) for seed in arguments.seeds]
+
+
+def kuairand_result(arguments: argparse.Namespace, results: list[Job]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for label in ("is_click", "long_view", "is_like"):
+        for name in ("auc", "normalized_entropy", "calibration"):
+            figures |= mean_of(f"{label}_{name}", [run["test"][label][name] for run in results])
+    inputs = {
+        "data": "part of KuaiRand-Pure (Gao et al., CIKM 2022; CC BY-SA 4.0): the validation and test rows of a public "
+        "split, 27,077 users; what users watched before is known as a sequence cut to the newest 50 and without times",
+        "protocol": "split by time: the first 80% of the labelled behaviours are learnt from, the next 10% chose the "
+        "checkpoint, the last 10% are the test, scored once; a target is ranked on all of its user's behaviours before "
+        "it, test rows included, up to the newest 64",
+    }
+    return written(arguments, "quality-kuairand-pure", figures, inputs, results)
+
+
+def mean_of(name: str, values: list[float]) -> dict[str, Any]:
+    """Mean over seeds, and spread."""
+    spread = round(statistics.stdev(values), 4) if len(values) > 1 else None
+    return {name: round(statistics.mean(values), 4), f"{name}_std": spread}
+
+
+def written(
+    arguments: argparse.Namespace,
+    name: str,
+    top: dict[str, Any],
+    inputs: dict[str, Any],
+    results: list[Job],
+    **more: Any,
+) -> dict[str, Any]:
+    kept = ("seed", "best_epoch", "valid", "test", "cuts", "seconds")
+    runs = [
+        {
+            **{key: run["recipe"]["sequence"][key] for key in ("split", "ties", "length")},
+            **{key: run[key] for key in kept if run.get(key)},
+            "seed": run["seed"],
+        }
+        for run in results
+    ]
+    recipe = {key: value for key, value in results[0]["recipe"].items() if key != "about"}
     result = {
-        "name": arguments.name,
-        **figures,
+        "name": name,
+        **top,
         "machine": machine(),
-        "commit": commit(),
-        "inputs": inputs,
-        "figures": {
-            "runs": [
-                {
-                    "ties": run["recipe"]["sequence"]["ties"],
-                    **{key: run[key] for key in ("seed", "best_epoch", "valid", "test", "seconds")},
-                }
-                for run in results
-            ],
-            "wall_s": round(wall, 1),
-            "published": PUBLISHED,
-        },
+        "commit": arguments.commit or commit(),
+        "inputs": {**inputs, "seeds": arguments.seeds, "recipe": recipe},
+        "figures": {"runs": runs, "wall_s": arguments.wall_s, "processes": arguments.processes, **more},
     }
-    path = arguments.out / f"{arguments.name}.json"
+    path = arguments.out / f"{name}.json"
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    print(json.dumps(figures, indent=2), f"\n{wall:.0f} s in all; written to {path}")
+    print(json.dumps(top, indent=2), f"\nwritten to {path}", flush=True)
+    return result
+
+
+PARTS = {
+    "next": (next_jobs, next_result),
+    "length": (length_jobs, length_result),
+    "kuairand": (kuairand_jobs, kuairand_result),
+}
+
+
+def final(arguments: argparse.Namespace) -> None:
+    """The parts asked for, their runs side by side."""
+    jobs = {part: PARTS[part][0](arguments) for part in arguments.what}
+    began = time.perf_counter()
+    results = spawn([job for part in jobs.values() for job in part], arguments.processes)
+    arguments.wall_s = round(time.perf_counter() - began, 1)
+    failed = []
+    for part, wanted in jobs.items():
+        own, results = results[: len(wanted)], results[len(wanted) :]
+        failed += [run["out"] for run in own if "failed" in run]
+        if not any("failed" in run for run in own):
+            PARTS[part][1](arguments, own)
+    print(f"{arguments.wall_s} s in all")
+    if failed:
+        raise SystemExit(f"these runs failed: {', '.join(failed)}")
 
 
 def main() -> None:
     if len(sys.argv) == 3 and sys.argv[1] == "one":
-        job = json.loads(sys.argv[2])
         torch.set_num_threads(1)
-        recipe, out = Recipe.from_dict(job["recipe"]), Path(job["out"])
-        one(Path(job["data"]), recipe, job["seed"], job["device"], test=job["test"], save=job["save"], out=out)
+        one(json.loads(sys.argv[2]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("search", "final"))
-    parser.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        help="a folder of data sets, each under its name",
-    )
-    parser.add_argument("--recipe", default="ml-1m")
+    parser.add_argument("what", nargs="+", choices=("search", *PARTS), help="search, or parts that run side by side")
+    parser.add_argument("--data", type=Path, required=True, help="a folder of data sets, each under its name")
     parser.add_argument("--variants", type=Path, help="search: JSON, {name: {section: {key: value}}}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--name", default="quality-ml-1m")
+    parser.add_argument("--commit", help="the commit measured, where there is no repository to ask")
     arguments = parser.parse_args()
-    {"search": search, "final": final}[arguments.what](arguments)
+    if "search" in arguments.what:
+        search(arguments)
+    else:
+        final(arguments)
 
 
 if __name__ == "__main__":

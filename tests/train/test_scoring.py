@@ -23,7 +23,7 @@ RECIPE = Recipe.from_dict(
 )
 
 
-def ranks_by_hand(length: int, target: int) -> int:
+def ranks_by_hand(length: int, target: int, *, leave_out_all: bool = False) -> int:
     """Of user `target`'s last item: a loop over all items."""
     data = cyclic()
     model = fresh_model(RECIPE, data, 0)
@@ -34,7 +34,8 @@ def ranks_by_hand(length: int, target: int) -> int:
         query = query_vectors(model, forward(model, tokens[None]).history[0, -1])
         scores = (item_vectors(model) @ query).numpy()
     wanted = int(data.history(target).items[place])
-    seen = set(history.items.tolist()) - {wanted}
+    left_out = data.history(target, place) if leave_out_all else history
+    seen = set(left_out.items.tolist()) - {wanted}
     ahead = [item for item in range(ITEMS) if item not in seen and scores[item] > scores[wanted]]
     return len(ahead) + 1
 
@@ -46,6 +47,15 @@ def test_a_rank_counts_the_items_ahead_that_were_not_read(length: int) -> None:
     found = next_item_ranks(model, Sequences(data, model.config, 200), data, split(data, "leave-one-out").test, length)
     for target in (0, 7, 39):
         assert found[target] == ranks_by_hand(length, target)
+
+
+def test_what_was_seen_before_may_be_left_out_whatever_is_read() -> None:
+    data = cyclic()
+    model = fresh_model(RECIPE, data, 0)
+    targets, sequences = split(data, "leave-one-out").test, Sequences(data, model.config, 200)
+    found = next_item_ranks(model, sequences, data, targets, 3, leave_out_all=True)
+    for target in (0, 7, 39):
+        assert found[target] == ranks_by_hand(3, target, leave_out_all=True)
 
 
 def test_of_equal_scores_the_lower_number_is_first() -> None:

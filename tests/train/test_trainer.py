@@ -13,7 +13,7 @@ from relaygr.train.recipe import Recipe
 from relaygr.train.scoring import next_item_metrics, next_item_ranks, ranking_metrics, ranking_scores
 from relaygr.train.sequences import Sequences
 from relaygr.train.split import split
-from relaygr.train.trainer import Epoch, Trained, train
+from relaygr.train.trainer import Epoch, Trained, _Windows, train
 from small_data import cyclic, rows_of
 
 SMALL = Recipe.from_dict(
@@ -108,6 +108,21 @@ def test_a_label_that_is_never_positive_is_learnt_and_has_no_auc() -> None:
     assert valid is not None
     assert math.isnan(valid["loved_auc"])
     assert valid["choice"] == valid["liked_auc"]
+
+
+def test_cropped_windows_lie_anywhere_in_what_is_learnt_from() -> None:
+    data = cyclic()
+    parts = split(data, "leave-one-out")
+    torch.manual_seed(0)
+    found = list(_Windows(data, parts, 13, 0.5, torch.device("cpu")).epoch(1000))
+    starts, lengths, longest = (torch.cat([step[0] for step in found]), torch.cat([step[1] for step in found]), 13)
+    owners = np.searchsorted(data.offsets, starts.numpy(), side="right") - 1
+    stops = data.offsets[owners] + parts.train_stop[owners]
+    assert (starts.numpy() + lengths.numpy() <= stops).all()
+    assert lengths.min() >= 2
+    assert lengths.max() == longest
+    assert 0.3 < (lengths < longest).float().mean() < 0.7
+    assert (starts.numpy() + lengths.numpy() < stops).any()
 
 
 def test_a_rate_that_is_too_high_is_said_so() -> None:

@@ -23,6 +23,9 @@ class Sequence:
     """The most behaviours a prediction is made from: the newest ones."""
     split: SplitBy = "leave-one-out"
     ties: Ties = "file"
+    crop: float = 0.0
+    """The share of windows learnt from that are cut to a random length at a random place: so a model knows histories
+    of every length that begin anywhere, as when long ones are cut."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class Recipe:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InvalidInput(name, f"must be an integer of at least {least}, not {value!r}")
         for part, name, low, high in (
+            (self.sequence, "crop", 0.0, 1.0),
             (self.objective, "next_item", 0.0, math.inf),
             (self.objective, "ranking", 0.0, math.inf),
             (self.objective, "temperature", 1e-6, math.inf),

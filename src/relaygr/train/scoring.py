@@ -21,11 +21,18 @@ _TOKENS = 2**16
 
 
 def next_item_ranks(
-    model: RankingModel, sequences: Sequences, dataset: Dataset, targets: Targets, length: int
+    model: RankingModel,
+    sequences: Sequences,
+    dataset: Dataset,
+    targets: Targets,
+    length: int,
+    *,
+    leave_out_all: bool = False,
 ) -> npt.NDArray[np.int64]:
     """Where each target's item stands among all items, from 1, by the newest `length` behaviours before it.
 
-    Items among those behaviours are left out. Of equal scores the item of the lower number is first.
+    Items among those behaviours are left out, or with `leave_out_all` those of all behaviours before it. Of equal
+    scores the item of the lower number is first.
     """
     ranks = np.empty(len(targets), np.int64)
     with torch.inference_mode():
@@ -37,11 +44,23 @@ def next_item_ranks(
             scores = queries @ items.T
             seen = torch.where(batch.valid, batch.tokens[..., 0], wanted[:, None])
             own = scores.gather(1, wanted[:, None])
-            scores.scatter_(1, seen, -torch.inf).scatter_(1, wanted[:, None], own)
+            scores.scatter_(1, seen, -torch.inf)
+            if leave_out_all:
+                scores[_seen_before(dataset, targets, chosen)] = -torch.inf
+            scores.scatter_(1, wanted[:, None], own)
             before = torch.arange(len(items), device=scores.device) < wanted[:, None]
             ahead = (scores > own) | ((scores == own) & before)
             ranks[chosen] = (ahead.sum(1) + 1).cpu().numpy()
     return ranks
+
+
+def _seen_before(
+    dataset: Dataset, targets: Targets, chosen: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Row of the chosen target, and item, for every behaviour before each of them."""
+    firsts, places = dataset.offsets[targets.users[chosen]], targets.places[chosen]
+    items = [dataset.items[first : first + place] for first, place in zip(firsts, places, strict=True)]
+    return np.repeat(np.arange(len(chosen)), places), np.concatenate(items)
 
 
 def next_item_metrics(ranks: npt.NDArray[np.int64]) -> dict[str, float]:

@@ -127,7 +127,7 @@ class _Run:
         self.split = split(dataset, recipe.sequence.split)
         self.model = fresh_model(recipe, dataset, seed).to(device).train()
         self.sequences = Sequences(dataset, self.model.config, recipe.sequence.length, device)
-        self.windows = _Windows(dataset, self.split, recipe.sequence.length + 1, device)
+        self.windows = _Windows(dataset, self.split, recipe.sequence.length + 1, recipe.sequence.crop, device)
         self.steps = -(-len(self.windows) // recipe.optimiser.batch)
         self.parameters = dict(self.model.named_parameters())
         self.optimiser = _optimiser(self.parameters, recipe.optimiser, device)
@@ -206,7 +206,7 @@ class _Run:
         return figures
 
     def _figures(self, targets: Targets) -> dict[str, float]:
-        """NDCG@10 chooses where next items are learnt, the mean AUC of the labels else."""
+        """NDCG@10 chooses where next items are learnt, the mean AUC of the labels else, and where time splits."""
         length = self.recipe.sequence.length
         found: dict[str, float] = {}
         self.model.eval()
@@ -216,7 +216,7 @@ class _Run:
             found |= {f"{label}_auc": values["auc"] for label, values in figures.items()}
             known = [value for value in found.values() if math.isfinite(value)]
             found["choice"] = float(np.mean(known)) if known else 0.0
-        if self.recipe.objective.next_item:
+        if self.recipe.objective.next_item and not (found and self.recipe.sequence.split == "time"):
             ranks = next_item_ranks(self.model, self.sequences, self.dataset, targets, length)
             found |= next_item_metrics(ranks)
             found["choice"] = found["ndcg@10"]
@@ -297,17 +297,18 @@ def _optimiser(
 
 class _Windows:
     """The windows of an epoch: for each user the newest behaviours, and of a long history as many more, drawn anywhere
-    in it, as it is times longer than a window."""
+    in it, as it is times longer than a window. The share `crop` of them is then cut shorter, anywhere."""
 
-    def __init__(self, dataset: Dataset, parts: Split, width: int, device: torch.device) -> None:
+    def __init__(self, dataset: Dataset, parts: Split, width: int, crop: float, device: torch.device) -> None:
         stop: npt.NDArray[np.int64] = parts.train_stop
         users = np.flatnonzero(stop >= 2)
         counts = np.ceil(stop[users] / width).astype(np.int64)
         owners = np.repeat(users, counts)
         self._low = torch.from_numpy(dataset.offsets[owners])
+        self._stop = torch.from_numpy(stop[owners])
         self._lengths = torch.from_numpy(np.minimum(stop[owners], width))
-        self._room = torch.from_numpy(stop[owners]) - self._lengths
         self._newest = torch.from_numpy(np.concatenate(([True], owners[1:] != owners[:-1]))) if len(owners) else None
+        self._crop = crop
         self._device = device
 
     def __len__(self) -> int:
@@ -317,10 +318,16 @@ class _Windows:
         """Starts and lengths of each step's windows, in a new order, and the longest length of the step."""
         if self._newest is None:
             raise InvalidInput("data", "no user has two behaviours to learn from")
-        drawn = (torch.rand(len(self)) * (self._room + 1)).long().minimum(self._room)
-        starts = self._low + torch.where(self._newest, self._room, drawn)
+        lengths, newest = self._lengths, self._newest
+        if self._crop:
+            cropped = torch.rand(len(self)) < self._crop
+            shorter = (2 * (lengths / 2) ** torch.rand(len(self))).long().clamp(min=2)  # log-uniform
+            lengths, newest = torch.where(cropped, shorter, lengths), newest & ~cropped
+        room = self._stop - lengths
+        drawn = (torch.rand(len(self)) * (room + 1)).long().minimum(room)
+        starts = self._low + torch.where(newest, room, drawn)
         order = torch.randperm(len(self))
-        starts, lengths = starts[order], self._lengths[order]
+        starts, lengths = starts[order], lengths[order]
         for low in range(0, len(self), batch):
             step = slice(low, low + batch)
             yield starts[step].to(self._device), lengths[step].to(self._device), int(lengths[step].max())
