@@ -107,4 +107,5 @@ def test_a_padded_batch_is_the_batch(family: Family, seed: int) -> None:
 def _padded(bucket: Bucket) -> tuple[Packed, Ragged]:
     packed = Packed.empty(bucket.shape(LONGEST, 0))
     lengths = (LONGEST * PAGE,) * bucket.users
-    return packed, Ragged((bucket.rows,) * bucket.users, lengths, packed.starts, packed.cached, packed.table)
+    rows = (bucket.rows,) * bucket.users
+    return packed, Ragged(rows, lengths, packed.starts, packed.cached, packed.table, bounded=True)

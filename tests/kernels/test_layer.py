@@ -164,3 +164,16 @@ def test_one_call_serves_every_device() -> None:
         assert torch.equal(case.pages.nan_to_num(-7.0), expected.nan_to_num(-7.0))
         end = finish(x, u, q, _norm(width, dtype), _random(width, DIM, dtype=dtype), concat=False)
     assert end.shape == x.shape
+
+
+@pytest.mark.parametrize("concat", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 33, 70])
+def test_rows_past_the_limit_are_left_alone(rows: int, concat: bool) -> None:
+    dtype, width = torch.float16, HEADS * HEAD_DIM
+    x, u, a, norm = _random(70, DIM, dtype=dtype), _random(70, width), _random(70, width), _norm(width, dtype)
+    u, a = u.to(dtype), a.to(dtype)
+    weight = _random((3 if concat else 1) * width, DIM, dtype=dtype, scale=width**-0.5)
+    limit = torch.tensor([rows], dtype=torch.int32, device=DEVICE)
+    got = layer_triton.finish(x, u, a, norm, weight, concat=concat, limit=limit)[:rows]
+    expected = layer_triton.finish(x[:rows], u[:rows], a[:rows], norm, weight, concat=concat)
+    assert torch.equal(got, expected)

@@ -152,4 +152,5 @@ class Graphs:
 def _bound(bucket: Bucket, inputs: Packed) -> Ragged:
     """The bucket's batch, as launches are planned from it."""
     lengths = (inputs.shape.pages * PAGE,) * bucket.users
-    return Ragged((bucket.rows,) * bucket.users, lengths, inputs.starts, inputs.cached, inputs.table)
+    rows = (bucket.rows,) * bucket.users
+    return Ragged(rows, lengths, inputs.starts, inputs.cached, inputs.table, bounded=True)

@@ -94,14 +94,24 @@ def project_into(
 
 
 def finish(
-    x: torch.Tensor, u: torch.Tensor, attended: torch.Tensor, norm: Norm, weight: torch.Tensor, *, concat: bool
+    x: torch.Tensor,
+    u: torch.Tensor,
+    attended: torch.Tensor,
+    norm: Norm,
+    weight: torch.Tensor,
+    *,
+    concat: bool,
+    limit: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[U, A, U·LN(A)]·W + x, or (U·LN(A))·W + x; attended is [t, H, d], its heads together."""
+    """[U, A, U·LN(A)]·W + x, or (U·LN(A))·W + x; attended is [t, H, d], its heads together.
+
+    `limit`: how many of the rows there are, see `Ragged.limit`; what comes out of the others is undefined.
+    """
     if not _fused(x, u.shape[-1]):
         return finish_plain(x, u, attended, norm, weight, concat=concat)
     from relaygr.kernels import layer_triton
 
-    return layer_triton.finish(x, u, attended.flatten(1), norm, weight, concat=concat)
+    return layer_triton.finish(x, u, attended.flatten(1), norm, weight, concat=concat, limit=limit)
 
 
 def score(

@@ -28,14 +28,19 @@ _LINES: Final = 4
 
 @triton.jit(do_not_specialize=["rows"])
 def norm_rows(
-    x, weight, bias, out, rows, stride, eps,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, LINES: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
+    x, weight, bias, out, limit, rows, stride, eps,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, LINES: tl.constexpr, LIMITED: tl.constexpr,
+    WAIT: tl.constexpr, TRIGGER: tl.constexpr,
 ):  # fmt: skip
     """LayerNorm of LINES rows."""
     if WAIT:
         tl.extra.cuda.gdc_wait()
     if TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
+    if LIMITED:
+        rows = tl.load(limit)
+        if tl.program_id(0) * LINES >= rows:
+            return
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)
     dim = tl.arange(0, PADDED)
     inside = (row < rows)[:, None] & (dim < WIDTH)[None, :]
@@ -66,9 +71,9 @@ def _tile_order(rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "table_stride", "users", "layers", "layer"])
 def project_rows(
-    x, weight, bias, out, pages, starts, cached, table, rows, out_stride, table_stride, users, layers, layer,
+    x, weight, bias, out, pages, starts, cached, table, limit, rows, out_stride, table_stride, users, layers, layer,
     DEPTH: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, PAGED: tl.constexpr, SILU_ALL: tl.constexpr,
-    HARDWARE: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
+    HARDWARE: tl.constexpr, LIMITED: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """[U | V | Q | K] = silu(x·W + b), on U or on all. PAGED: K and V go into their pages, out holds [U | Q]."""
@@ -76,6 +81,10 @@ def project_rows(
         tl.extra.cuda.gdc_wait()
     if TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
+    if LIMITED:
+        rows = tl.load(limit)
+        if tl.program_id(0) >= (rows + BLOCK_M - 1) // BLOCK_M * (4 * WIDTH // BLOCK_N):
+            return
     block_m, block_n = _tile_order(rows, 4 * WIDTH, BLOCK_M, BLOCK_N)
     row = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     column = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -113,10 +122,14 @@ def project_rows(
 
 @triton.jit(do_not_specialize=["rows"])
 def gate_rows(
-    u, a, weight, bias, out, rows, u_stride, a_stride, eps,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, CONCAT: tl.constexpr, LINES: tl.constexpr,
+    u, a, weight, bias, out, limit, rows, u_stride, a_stride, eps,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, CONCAT: tl.constexpr, LINES: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
     """[U | A | U·LN(A)], or U·LN(A), of LINES rows."""
+    if LIMITED:
+        rows = tl.load(limit)
+        if tl.program_id(0) * LINES >= rows:
+            return
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)
     dim = tl.arange(0, PADDED)
     inside = (row < rows)[:, None] & (dim < WIDTH)[None, :]
@@ -140,8 +153,8 @@ def gate_rows(
 
 @triton.jit(do_not_specialize=["rows"])
 def add_product(
-    x, left, weight, out, rows, x_stride,
-    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
+    x, left, weight, out, limit, rows, x_stride,
+    DEPTH: tl.constexpr, COLUMNS: tl.constexpr, LIMITED: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """x + left·weight."""
@@ -149,6 +162,10 @@ def add_product(
         tl.extra.cuda.gdc_wait()
     if TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
+    if LIMITED:
+        rows = tl.load(limit)
+        if tl.program_id(0) >= (rows + BLOCK_M - 1) // BLOCK_M * (COLUMNS // BLOCK_N):
+            return
     block_m, block_n = _tile_order(rows, COLUMNS, BLOCK_M, BLOCK_N)
     row = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     column = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -187,10 +204,11 @@ def project(
         return out
     chained = not paged and can_chain(x.device)
     early = chained and rows <= FEW_ROWS
+    limit = batch.limit if paged and batch is not None else None
     normed = x.new_empty((rows, dim))
     norm_rows[triton.cdiv(rows, _LINES),](
-        x, norm.weight, norm.bias, normed, rows, x.stride(0), norm.eps,
-        WIDTH=dim, PADDED=triton.next_power_of_2(dim), LINES=_LINES, num_warps=4,
+        x, norm.weight, norm.bias, normed, x if limit is None else limit, rows, x.stride(0), norm.eps,
+        WIDTH=dim, PADDED=triton.next_power_of_2(dim), LINES=_LINES, LIMITED=limit is not None, num_warps=4,
         **chain(wait=early, trigger=early),
     )  # fmt: skip
     block_m, block_n, block_k, warps, stages = _project_tiles(rows, dim, width, x.dtype)
@@ -201,40 +219,54 @@ def project(
         nothing,
         nothing if batch is None else batch.cached,
         nothing if batch is None else batch.table,
+        nothing if limit is None else limit,
         rows, out.stride(0),
         0 if batch is None else batch.table.stride(0),
         0 if batch is None else len(batch.rows),
         0 if pages is None else pages.shape[1],
         layer,
         DEPTH=dim, WIDTH=width, PAGE=PAGE, PAGED=paged, SILU_ALL=silu_all, HARDWARE=has_tanh(x.device),
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+        LIMITED=limit is not None, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+        num_warps=warps, num_stages=stages,
         **chain(wait=early, trigger=chained),
     )  # fmt: skip
     return out
 
 
 def finish(
-    x: torch.Tensor, u: torch.Tensor, a: torch.Tensor, norm: Norm, weight: torch.Tensor, *, concat: bool
+    x: torch.Tensor,
+    u: torch.Tensor,
+    a: torch.Tensor,
+    norm: Norm,
+    weight: torch.Tensor,
+    *,
+    concat: bool,
+    limit: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[t, dim]; u and a are [t, width], rows of either may be apart."""
+    """[t, dim]; u and a are [t, width], rows of either may be apart. `limit`: see `Ragged.limit`."""
     rows, width = a.shape
     combined = x.new_empty((rows, len(weight)))
     if rows:
         gate_rows[triton.cdiv(rows, _LINES),](
-            u, a, norm.weight, norm.bias, combined, rows, u.stride(0), a.stride(0), norm.eps,
-            WIDTH=width, PADDED=triton.next_power_of_2(width), CONCAT=concat, LINES=_LINES, num_warps=4,
+            u, a, norm.weight, norm.bias, combined, x if limit is None else limit,
+            rows, u.stride(0), a.stride(0), norm.eps,
+            WIDTH=width, PADDED=triton.next_power_of_2(width), CONCAT=concat, LINES=_LINES, LIMITED=limit is not None,
+            num_warps=4,
         )  # fmt: skip
-    return multiply_add(x, combined, weight, early=False)
+    return multiply_add(x, combined, weight, early=False, limit=limit)
 
 
-def multiply_add(x: torch.Tensor, left: torch.Tensor, weight: torch.Tensor, *, early: bool) -> torch.Tensor:
+def multiply_add(
+    x: torch.Tensor, left: torch.Tensor, weight: torch.Tensor, *, early: bool, limit: torch.Tensor | None = None
+) -> torch.Tensor:
     """x + left·weight, [t, dim]. `early`: launched while the kernel before it ends."""
     rows, dim = x.shape
     out = x.new_empty((rows, dim))
     if rows:
         block_m, block_n, block_k, warps, stages = _finish_tiles(rows, dim, len(weight), x.dtype)
         add_product[triton.cdiv(rows, block_m) * (dim // block_n),](
-            x, left, weight, out, rows, x.stride(0), DEPTH=len(weight), COLUMNS=dim,
+            x, left, weight, out, x if limit is None else limit, rows, x.stride(0),
+            DEPTH=len(weight), COLUMNS=dim, LIMITED=limit is not None,
             BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
             **chain(wait=early, trigger=early),
         )  # fmt: skip

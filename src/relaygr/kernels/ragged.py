@@ -35,6 +35,8 @@ class Ragged:
     """int32 [users], on the device."""
     table: torch.Tensor
     """int32 [users, pages], on the device."""
+    bounded: bool = False
+    """Whether `rows` and `lengths` are bounds, so that there may be fewer rows than those."""
 
     @staticmethod
     def build(
@@ -69,7 +71,13 @@ class Ragged:
             torch.zeros(users + 1, dtype=torch.int32, device=device),
             torch.zeros(users, dtype=torch.int32, device=device),
             torch.zeros((users, max(pages, 1)), dtype=torch.int32, device=device),
+            bounded=True,
         )
+
+    @property
+    def limit(self) -> torch.Tensor | None:
+        """int32 [1], on the device: how many rows there are, where the host knows a bound of them only."""
+        return self.starts[-1:] if self.bounded else None
 
     @property
     def total(self) -> int:

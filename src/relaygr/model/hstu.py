@@ -39,8 +39,11 @@ class HstuLayer(nn.Module):
             attention, x, norm, self.uvqk_weight, self.uvqk_bias, pages, index, batch, silu_all=silu_all
         )
 
-    def finish(self, x: torch.Tensor, u: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        return finish(x, u, attended, self._output_norm(), self.output_weight, concat=self.combine == "concat")
+    def finish(
+        self, x: torch.Tensor, u: torch.Tensor, attended: torch.Tensor, limit: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        concat = self.combine == "concat"
+        return finish(x, u, attended, self._output_norm(), self.output_weight, concat=concat, limit=limit)
 
     def weights(self) -> LayerWeights:
         """The layer as kernels take it."""
@@ -146,4 +149,4 @@ class HstuStack(nn.Module):
     def _append_layer(self, index: int, x: torch.Tensor, pages: torch.Tensor, batch: Ragged) -> torch.Tensor:
         layer = self._layer(index)
         u, q = layer.project_into(self.attention, x, pages, index, batch)
-        return layer.finish(x, u, self.attention.append(self.weighting, q, pages, index, batch))
+        return layer.finish(x, u, self.attention.append(self.weighting, q, pages, index, batch), batch.limit)
