@@ -30,7 +30,8 @@ class EngineConfig:
     """One engine on one device."""
 
     device: str = "cpu"
-    """Where the model runs: "cpu", or "cuda", "cuda:1" …"""
+    """Where the model runs: "cpu", or "cuda", "cuda:1" …; "simulated": an instance without a model, to try servers and
+    clients on. Scores are made up and steps take what a GPU would."""
     dtype: str = "float32"
     """What the model and its pages are cast to: "float32", "bfloat16", "float16"."""
     device_cache: str = "1GiB"

@@ -1,6 +1,5 @@
 """`relaygr serve`: gateway, instances, or all of them."""
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ from rich.console import Console
 from relaygr.cli.output import errors
 from relaygr.serving.all import DEFAULTS, run_all
 from relaygr.serving.modes import Mode
-from relaygr.serving.run import run_gateway, run_instance
+from relaygr.serving.run import run, run_gateway, run_instance
 from relaygr.serving.settings import Overrides, Settings, read
 
 __all__ = ["serve"]
@@ -75,7 +74,7 @@ def serve_all(
             typer.echo(f"gateway serves on {address}")
 
         settings = read(file, given, DEFAULTS)
-        asyncio.run(run_all(settings, data_dir, instances, ready, lambda what: status.update(what)))
+        run(run_all(settings, data_dir, instances, ready, lambda what: status.update(what)))
 
 
 @serve.command()
@@ -98,7 +97,7 @@ def gateway(
         "data": {"store": _path(store), "catalogue": _path(catalogue)},
     }
     with errors("serve gateway"):
-        asyncio.run(run_gateway(read(file, given), lambda address: typer.echo(f"gateway serves on {address}")))
+        run(run_gateway(read(file, given), lambda address: typer.echo(f"gateway serves on {address}")))
 
 
 @serve.command()
@@ -129,7 +128,7 @@ def instance(
     with errors("serve instance"):
         settings = read(file, given)
         name = settings.instance.slot
-        asyncio.run(run_instance(settings, lambda address: typer.echo(f"{name} serves on {address}")))
+        run(run_instance(settings, lambda address: typer.echo(f"{name} serves on {address}")))
 
 
 def _path(given: Path | None) -> str | None:

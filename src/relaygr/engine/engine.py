@@ -158,6 +158,20 @@ class Engine:
         `deadline` is absolute on `engine.clock`; past it DeadlineExceeded is raised. `history` is all of it, each time;
         a KnownHistory stands for one whose prefix is likely cached, and raises HistoryNeeded where it is not.
         """
+        return await self.begin_rank(user, history, candidates, context=context, request=request, deadline=deadline)
+
+    def begin_rank(
+        self,
+        user: str,
+        history: History | KnownHistory,
+        candidates: Any,
+        *,
+        context: Any = None,
+        request: Any = None,
+        deadline: float | None = None,
+    ) -> "asyncio.Future[Ranked]":
+        """Like `rank`, for callers without a task: what it will answer. Cancelling that gives up the rank, and with it
+        whatever nobody else wants. Bad input is raised at once."""
         loop = self._open_loop()
         served = loop.served
         self._check_user(user)
@@ -190,13 +204,18 @@ class Engine:
             timers.append(events.call_later(due - now, loop.ranks.expire, rank))
             if self.config.on_miss == "truncate":
                 timers.append(events.call_later(TRUNCATE_AT * (due - now), loop.cut, rank))
-        try:
-            loop.rank(rank)
-            return await rank.future
-        finally:
+
+        def leave(future: "asyncio.Future[Ranked]") -> None:
             for timer in timers:
                 timer.cancel()
             loop.leave(rank)
+
+        loop.rank(rank)
+        if rank.future.done():
+            leave(rank.future)
+        else:
+            rank.future.add_done_callback(leave)
+        return rank.future
 
     async def swap_model(self, model: Model) -> None:
         """Serve this model from now on. Cached prefixes of the old one become misses; what runs finishes on the old.

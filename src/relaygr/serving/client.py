@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from relaygr.errors import Unavailable
 
@@ -89,8 +89,7 @@ class _Connection(asyncio.Protocol):
         return self._keep_alive and self._transport is not None and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
 
     async def exchange(self, message: bytes) -> Response:
         assert self._transport is not None

@@ -8,8 +8,10 @@ import msgspec
 
 from relaygr.errors import Unavailable
 
-__all__ = ["READY", "EngineProcess", "EngineSettings"]
+__all__ = ["READY", "SIMULATED", "EngineProcess", "EngineSettings"]
 
+SIMULATED = "simulated"
+"""The device of an engine without a model."""
 READY = b"ready\n"
 """What it prints when it takes calls."""
 
@@ -18,8 +20,8 @@ class EngineSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What an engine process is told."""
 
     socket: str
-    model: str
-    """A checkpoint's path."""
+    model: str | None
+    """A checkpoint's path; None for a simulated device."""
     config: dict[str, Any] = {}
     """Fields of EngineConfig."""
     threads: int | None = None

@@ -19,13 +19,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+import uvloop
 
 from relaygr.config import EngineConfig
-from relaygr.engine import Engine
+from relaygr.engine import Engine, Ranked
+from relaygr.engine.simulated import SimulatedExecutor, SimulatedModel
 from relaygr.errors import RelayError
 from relaygr.model import Candidates, checkpoint
 from relaygr.serving import link
-from relaygr.serving.engine_process import READY, EngineSettings
+from relaygr.serving.engine_process import READY, SIMULATED, EngineSettings
 
 __all__ = ["serve_engine"]
 
@@ -34,61 +36,101 @@ _log = logging.getLogger(__name__)
 
 async def serve_engine(engine: Engine, path: str, ready: Callable[[], None], until: asyncio.Event) -> None:
     """Answer calls on the socket until told to end; what was taken is answered first."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while (frame := await link.read_frame(reader)) is not None:
-            task = asyncio.create_task(_answer(engine, link.decode_call(frame), writer))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        writer.close()
-
-    server = await asyncio.start_unix_server(connected, path, limit=2**20)
+    connections: set[EngineConnection] = set()
+    server = await asyncio.get_running_loop().create_unix_server(lambda: EngineConnection(engine, connections), path)
     async with server:
         ready()
         await until.wait()
         server.close()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(connection.finished() for connection in connections))
+        for connection in list(connections):
+            connection.end()
 
 
-async def _answer(engine: Engine, call: link.Call, writer: asyncio.StreamWriter) -> None:
-    try:
-        value = await _run(engine, call.what)
-        answer = link.Answer(call.number, value)
-    except RelayError as error:
-        answer = link.error_answer(call.number, error)
-    except Exception:
-        _log.exception("a call failed unexpectedly")
-        answer = link.error_answer(call.number, RelayError("something failed here that should not; the log says what"))
-    with contextlib.suppress(ConnectionError):
-        link.write_frame(writer, answer)
-        await writer.drain()
+class EngineConnection(link.Frames):
+    """The engine's side of a link. No call has a task of its own: answers go out when their futures are done."""
 
+    def __init__(self, engine: Engine, connections: "set[EngineConnection]") -> None:
+        super().__init__()
+        self._engine = engine
+        self._connections = connections
+        self._running: dict[int, asyncio.Future[Any]] = {}
 
-async def _run(engine: Engine, what: link.Signal | link.Rank | link.Evict | link.Status) -> Any:
-    match what:
-        case link.Status():
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The frontend is gone: nobody waits for its calls."""
+        self._connections.discard(self)
+        for future in list(self._running.values()):
+            future.cancel()
+
+    async def finished(self) -> None:
+        """Wait until what was taken is answered."""
+        if self._running:
+            await asyncio.wait(self._running.values())
+            await asyncio.sleep(0)  # their answers are sent by callbacks of the same futures
+
+    def frame(self, body: memoryview) -> None:
+        call = link.decode_call(body)
+        number = call.number
+        if isinstance(call.what, link.Cancel):
+            if number in self._running:
+                self._running[number].cancel()
+            return
+        try:
+            value = self._begin(call.what)
+        except Exception as error:
+            self.send(_failure(number, error))
+            return
+        if not isinstance(value, asyncio.Future):
+            self.send(link.Answer(number, value))
+            return
+        self._running[number] = value
+        value.add_done_callback(lambda future: self._done(number, future))
+
+    def _done(self, number: int, future: "asyncio.Future[Any]") -> None:
+        del self._running[number]
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            self.send(_failure(number, error))
+        else:
+            self.send(link.Answer(number, self._ranked(future.result())))
+
+    def _begin(self, what: link.Signal | link.Rank | link.Status) -> Any:
+        """What the call is answered, or the future of a rank."""
+        engine = self._engine
+        if isinstance(what, link.Status):
             return {"status": asdict(engine.status()), "counts": asdict(engine.counts())}
-        case link.Evict():
-            return await engine.evict(what.user)
-    now = engine.clock.now()
-    deadline = None if what.deadline_ms is None else now + what.deadline_ms / 1e3
-    history = link.unpack_history(what.history)
-    context = np.frombuffer(what.context, np.int64)
-    if isinstance(what, link.Signal):
-        decision = engine.signal(what.user, history, context=context, deadline=deadline)
-        return [decision.value, *engine.pulse()]
-    items = np.frombuffer(what.candidates, np.int64)
-    features = None
-    if what.features is not None:
-        features = np.frombuffer(what.features, np.float32).reshape(len(items), -1)
-    request = None if what.request is None else np.frombuffer(what.request, np.float32)
-    ranked = await engine.rank(
-        what.user, history, Candidates(items, features), context=context, request=request, deadline=deadline
-    )
-    timings = [ranked.timings.total, ranked.timings.prefix, ranked.timings.score]
-    scores = ranked.scores
-    return [scores.tobytes(), scores.shape[1], ranked.path.value, ranked.used, ranked.epoch, timings, *engine.pulse()]
+        deadline = None if what.deadline_ms is None else engine.clock.now() + what.deadline_ms / 1e3
+        history = link.unpack_history(what.history)
+        context = np.frombuffer(what.context, np.int64)
+        if isinstance(what, link.Signal):
+            decision = engine.signal(what.user, history, context=context, deadline=deadline)
+            return [decision.value, *engine.pulse()]
+        items = np.frombuffer(what.candidates, np.int64)
+        features = None
+        if what.features is not None:
+            features = np.frombuffer(what.features, np.float32).reshape(len(items), -1)
+        request = None if what.request is None else np.frombuffer(what.request, np.float32)
+        return engine.begin_rank(
+            what.user, history, Candidates(items, features), context=context, request=request, deadline=deadline
+        )
+
+    def _ranked(self, ranked: Ranked) -> list[Any]:
+        timings = [ranked.timings.total, ranked.timings.prefix, ranked.timings.score]
+        scores, path = ranked.scores, ranked.path.value
+        return [scores.tobytes(), scores.shape[1], path, ranked.used, ranked.epoch, timings, *self._engine.pulse()]
+
+
+def _failure(number: int, error: BaseException) -> link.Answer:
+    if isinstance(error, RelayError):
+        return link.error_answer(number, error)
+    _log.error("a call failed unexpectedly", exc_info=error)
+    return link.error_answer(number, RelayError("something failed here that should not; the log says what"))
 
 
 def _say_ready() -> None:
@@ -105,8 +147,15 @@ async def _alone() -> AsyncIterator[None]:
         yield
 
 
+def _engine(settings: EngineSettings) -> Engine:
+    config = EngineConfig(**settings.config)
+    if config.device == SIMULATED:
+        return Engine(SimulatedModel(), config, executor=SimulatedExecutor(remember=False))
+    assert settings.model is not None
+    return Engine(checkpoint.load(settings.model), config)
+
+
 async def _main(settings: EngineSettings) -> None:
-    model = checkpoint.load(settings.model)
     torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) - 1))
     until = asyncio.Event()
     reader = asyncio.StreamReader()
@@ -119,7 +168,7 @@ async def _main(settings: EngineSettings) -> None:
     watcher = asyncio.create_task(wait_for_parent())
     async with contextlib.AsyncExitStack() as stack:
         async with _alone():
-            engine = await stack.enter_async_context(Engine(model, EngineConfig(**settings.config)))
+            engine = await stack.enter_async_context(_engine(settings))
         await serve_engine(engine, settings.socket, _say_ready, until)
     await watcher
 
@@ -127,6 +176,7 @@ async def _main(settings: EngineSettings) -> None:
 if __name__ == "__main__":
     told = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
     try:
-        asyncio.run(_main(told))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_main(told))
     except RelayError as problem:
         sys.exit(f"engine process: {problem}")

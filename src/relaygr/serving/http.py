@@ -1,11 +1,12 @@
 """Plain ASGI: bounded bodies in, one reply out, errors as documented answers."""
 
+import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from relaygr.errors import (
@@ -42,7 +43,7 @@ class Conflict(RelayError):
 
 
 class Disconnected(Exception):
-    """The client has gone before its request was whole: nobody waits for an answer."""
+    """The client has gone before its request was whole."""
 
 
 @dataclass(frozen=True)
@@ -160,21 +161,28 @@ class App(ABC):
         began = time.monotonic()
         call = scope["path"] if scope["path"] in self.calls else OTHER
         self.busy += 1
+        client = _Client(receive)
         try:
-            reply = await self._answer(scope, receive)
+            reply = await self._answer(scope, client)
             self.requests[call, reply.status] += 1
             self.seconds[call,].observe(time.monotonic() - began)
             await send_reply(send, reply)
         except Disconnected:
             pass
+        except asyncio.CancelledError:
+            if not client.gone:
+                raise
+            self.requests[call, GONE] += 1
         finally:
+            client.forget()
             self.busy -= 1
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Reply:
-        """Whatever goes wrong is an answer, too."""
+    async def _answer(self, scope: Scope, client: "_Client") -> Reply:
+        """Whatever goes wrong is an answer, too. Cancelled when the client goes: then nobody wants it."""
         encoding = Encoding.JSON
         try:
-            request = await read_request(scope, receive, self._max_body)
+            request = await read_request(scope, client.receive, self._max_body)
+            client.watch()
             if request.method == "POST" == self.calls.get(request.path):
                 encoding = encoding_of(request.header(b"content-type"))
             reply = await self.route(request, encoding)
@@ -189,15 +197,56 @@ class App(ABC):
             return reply
         method = self.calls.get(request.path)
         if method is None:
-            return Reply(404, _NOT_FOUND)
-        return Reply(405, _NOT_ALLOWED, headers=((b"allow", method.encode()),))
+            known = ", ".join(f"{verb} {path}" for path, verb in self.calls.items())
+            return _refusal(404, f"there is no {request.path}; there are {known}")
+        refused = _refusal(405, f"{request.path} is asked by {method}, not {request.method}")
+        return replace(refused, headers=((b"allow", method.encode()),))
 
     def refuse_if_draining(self) -> None:
         if self.draining:
             raise Unavailable("draining: no new work is taken here")
 
 
+class _Client:
+    """Whoever waits for the answer. Most come soon: only after a while is there a task that waits for its end."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.receive = receive
+        self.gone = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    def watch(self) -> None:
+        """Its body is read. When it goes before its answer, this task is cancelled."""
+        loop, answering = asyncio.get_running_loop(), asyncio.current_task()
+        assert answering is not None
+
+        async def wait() -> None:
+            while (await self.receive())["type"] != "http.disconnect":
+                pass
+            self.gone = True
+            answering.cancel()
+
+        def begin() -> None:
+            self._watcher = loop.create_task(wait())
+
+        self._timer = loop.call_later(WATCH_AFTER_S, begin)
+
+    def forget(self) -> None:
+        """It has its answer, or has gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+
+WATCH_AFTER_S: Final = 0.005
+"""How long an answer may take before it is watched whether anybody still waits for it."""
+GONE: Final = 499
+"""What requests are counted as whose client went before the answer."""
 OTHER: Final = "other"
 """What unknown paths are counted as."""
-_NOT_ALLOWED: Final = b'{"error":"InvalidInput","message":"method not allowed here","field":null}'
-_NOT_FOUND: Final = b'{"error":"InvalidInput","message":"no such path","field":null}'
+
+
+def _refusal(status: int, message: str) -> Reply:
+    return Reply(status, encode(Encoding.JSON, ErrorReply(error="InvalidInput", message=message)))

@@ -90,13 +90,11 @@ class InstanceApp(App):
         body = decode(encoding, request.body, RankBody)
         deadline = request.deadline_ms()
         context = integers("context", body.context, np.int64).tobytes()
-        candidates = body.to_candidates()
-        features = None if candidates.features is None else candidates.features.tobytes()
+        items, features = body.raw_candidates()
         numbers = None if body.request is None else floats("request", body.request).tobytes()
 
         async def rank(history: History | KnownHistory) -> Any:
             packed = link.pack_history(history)
-            items = candidates.items.tobytes()
             return await self._engine.call(link.Rank(body.user, packed, context, deadline, items, features, numbers))
 
         scores, tasks, path, used, epoch, timings, wait_ms, version = await self._with_history(body, rank)
@@ -124,7 +122,6 @@ class InstanceApp(App):
         if not body.user:
             raise InvalidInput("user", "must be a non-empty string")
         known = body.known()
-        carried = body.carried()
         if known is not None:
             try:
                 answer = await call(known)
@@ -133,6 +130,7 @@ class InstanceApp(App):
             except HistoryNeeded:
                 pass
         try:
+            carried = body.carried()
             history = await self._whole(body, carried)
             if known is not None and history.digest() != known.digest():
                 raise Conflict("digest: it is not that of the behaviours known here; send the whole history")

@@ -2,13 +2,14 @@
 
     frame   │ length, 4 bytes little-endian │ msgpack of a Call or an Answer │
 
-Answers come in any order and carry the number of their call.
+Answers come in any order and carry the number of their call. What one turn of the event loop has to say is written at
+once, and what a read brings is taken at once: under load a frame costs a fraction of a system call.
 """
 
 import asyncio
 import itertools
 import struct
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from relaygr import errors
 from relaygr.errors import InvalidInput, RelayError, Unavailable
 from relaygr.history import History, KnownHistory
 
-__all__ = ["Answer", "Call", "EngineLink", "Rank", "Signal", "error_answer", "read_frame", "write_frame"]
+__all__ = ["Answer", "Call", "Cancel", "EngineLink", "Frames", "Rank", "Signal", "decode_call", "error_answer"]
 
 _LENGTH: Final = struct.Struct("<I")
 MAX_FRAME: Final = 256 * 2**20
@@ -57,17 +58,17 @@ class Rank(msgspec.Struct, array_like=True, tag="rank"):
     request: bytes | None
 
 
-class Evict(msgspec.Struct, array_like=True, tag="evict"):
-    user: str
-
-
 class Status(msgspec.Struct, array_like=True, tag="status"):
     pass
 
 
+class Cancel(msgspec.Struct, array_like=True, tag="cancel"):
+    """Nobody waits for the call of this number any more. It is not answered."""
+
+
 class Call(msgspec.Struct, array_like=True):
     number: int
-    what: Signal | Rank | Evict | Status
+    what: Signal | Rank | Status | Cancel
 
 
 class Answer(msgspec.Struct, array_like=True):
@@ -115,78 +116,121 @@ def _raise(answer: Answer) -> None:
     raise kind(answer.message)
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next frame, or None at the end of the stream."""
-    try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(4))
-        if length > MAX_FRAME:
-            raise Unavailable(f"a frame of {length} bytes on the link")
-        return await reader.readexactly(length)
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
+class Frames(asyncio.Protocol):
+    """One end of a link: whole frames in, messages out."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._outgoing = bytearray()
+        self._loop = asyncio.get_running_loop()
+
+    def frame(self, body: memoryview) -> None:
+        """A frame has come; the view is good until this returns."""
+        raise NotImplementedError
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        begin, size = 0, len(self._received)
+        with memoryview(self._received) as view:
+            while size - begin >= 4:
+                (length,) = _LENGTH.unpack_from(view, begin)
+                if length > MAX_FRAME:
+                    self.end()
+                    return
+                end = begin + 4 + length
+                if end > size:
+                    break
+                with view[begin + 4 : end] as body:
+                    self.frame(body)
+                begin = end
+        del self._received[:begin]
+
+    def send(self, message: Call | Answer) -> None:
+        """Soon, together with whatever else is sent in this turn of the loop."""
+        begin = len(self._outgoing)
+        if not begin:
+            self._loop.call_soon(self._flush)
+        self._outgoing += b"\0\0\0\0"
+        _ENCODER.encode_into(message, self._outgoing, begin + 4)
+        _LENGTH.pack_into(self._outgoing, begin, len(self._outgoing) - begin - 4)
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, bytearray()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(outgoing)
+
+    def end(self) -> None:
+        """Close it; what was sent still goes out."""
+        if self._outgoing:
+            self._flush()
+        if self._transport is not None:
+            self._transport.close()
 
 
-def write_frame(writer: asyncio.StreamWriter, message: Call | Answer) -> None:
-    body = _ENCODER.encode(message)
-    writer.write(_LENGTH.pack(len(body)) + body)
-
-
-def decode_call(frame: bytes) -> Call:
+def decode_call(frame: memoryview) -> Call:
     return _CALLS.decode(frame)
 
 
-class EngineLink:
+class EngineLink(Frames):
     """A frontend's side: calls that wait for their answers. When the engine goes, all of them raise Unavailable."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self) -> None:
+        super().__init__()
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._gone = False
-        self._reading = asyncio.create_task(self._read())
+        self._ended: asyncio.Future[None] = self._loop.create_future()
 
     @classmethod
     async def connect(cls, path: str) -> "EngineLink":
-        return cls(*await asyncio.open_unix_connection(path, limit=2**20))
+        _, link = await asyncio.get_running_loop().create_unix_connection(cls, path)
+        return link
 
     @property
     def alive(self) -> bool:
         return not self._gone
 
-    async def call(self, what: Signal | Rank | Evict | Status) -> Any:
-        """What the engine answers. Raises the RelayError it raised, or Unavailable when it is gone."""
+    async def call(self, what: Signal | Rank | Status) -> Any:
+        """What the engine answers. Raises the RelayError it raised, or Unavailable when it is gone.
+
+        A caller that is cancelled cancels the engine's work, unless others want it, too.
+        """
         if self._gone:
             raise Unavailable("the engine process is gone")
         number = next(self._numbers)
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
+        future = self._waiting[number] = self._loop.create_future()
+        self.send(Call(number, what))
         try:
-            write_frame(self._writer, Call(number, what))
-            await self._writer.drain()
             answer = await future
-        except ConnectionError as error:
-            raise Unavailable("the engine process is gone") from error
+        except asyncio.CancelledError:
+            if not self._gone:
+                self.send(Call(number, Cancel()))
+            raise
         finally:
-            self._waiting.pop(number, None)
+            del self._waiting[number]
         if answer.error is not None:
             _raise(answer)
         return answer.value
 
-    async def close(self) -> None:
-        self._reading.cancel()
-        self._writer.close()
-        await asyncio.gather(self._reading, return_exceptions=True)
+    def frame(self, body: memoryview) -> None:
+        answer = _ANSWERS.decode(body)
+        future = self._waiting.get(answer.number)
+        if future is not None and not future.done():
+            future.set_result(answer)
 
-    async def _read(self) -> None:
-        try:
-            while (frame := await read_frame(self._reader)) is not None:
-                answer = _ANSWERS.decode(frame)
-                future = self._waiting.get(answer.number)
-                if future is not None and not future.done():
-                    future.set_result(answer)
-        finally:
-            self._gone = True
-            for future in self._waiting.values():
-                if not future.done():
-                    future.set_exception(Unavailable("the engine process is gone"))
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone = True
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(Unavailable("the engine process is gone"))
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    async def close(self) -> None:
+        """Close it, and wait until it is."""
+        self.end()
+        await self._ended

@@ -86,8 +86,8 @@ _BUSY: Final = {429: "More work than can be taken now; try again after Retry-Aft
 
 _ERRORS: Final[dict[int, Json]] = {
     400: {"error": "InvalidInput", "message": "k: must be from 1 to 1000", "field": "k"},
-    404: {"error": "InvalidInput", "message": "no such path", "field": None},
-    405: {"error": "InvalidInput", "message": "method not allowed here", "field": None},
+    404: {"error": "InvalidInput", "message": "there is no /v1/ran; there are POST /v1/rank", "field": None},
+    405: {"error": "InvalidInput", "message": "/v1/rank is asked by POST, not GET", "field": None},
     409: {
         "error": "Conflict",
         "message": "digest: it is not that of the behaviours known here; send the whole history",
@@ -322,7 +322,8 @@ INSTANCE: Final = (
                 **{"host_prefixes": 4, "host_evictions": 0, "leases": 1, "ranks_under_way": 0, "builds_under_way": 0},
                 **{"steps_in_flight": 0, "copies_in_flight": 0, "wait_ms": 0.0, "device_busy_s": 0.4},
                 **{"written_back": 4, "write_back_waiting": 0, "paths": {"RESIDENT": 3, "FULL": 1}},
-                **{"resident_left_by_earlier": 1, "outcomes": {"COMPUTED": 3}, "faults": {}, "cost_model_version": 7},
+                **{"resident_left_by_earlier": 1, "outcomes": {"COMPUTED": 3}, "faults": {}, "prepared": {}},
+                "cost_model_version": 7,
                 "cost_model": {"steps": [5e-4, 2e-6, 1e-9, 3e-6, 1e-9], "copies": [1e-4, 2e-6]},
             },
             "counts": {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import uvicorn
+import uvloop
 
 from relaygr.cascade.catalogue import Catalogue
 from relaygr.cascade.pipeline import Pipeline
@@ -21,14 +22,14 @@ from relaygr.clock import RealClock
 from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import LmdbStore
 from relaygr.relay import Membership, Router, Trigger
-from relaygr.serving.engine_process import EngineProcess, EngineSettings
+from relaygr.serving.engine_process import SIMULATED, EngineProcess, EngineSettings
 from relaygr.serving.gateway import GatewayApp
 from relaygr.serving.instance import InstanceApp
 from relaygr.serving.link import EngineLink
 from relaygr.serving.ranking import RelayRanking
 from relaygr.serving.settings import Settings
 
-__all__ = ["bind", "listening", "run_gateway", "run_instance", "running_gateway", "stopping", "unless"]
+__all__ = ["bind", "listening", "run", "run_gateway", "run_instance", "running_gateway", "stopping", "unless"]
 
 T = TypeVar("T")
 
@@ -42,6 +43,12 @@ class Draining(Protocol):
     busy: int
 
 
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a server to its end, on the event loop that servers run on."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
 async def run_instance(settings: Settings, ready: Callable[[str], None] = lambda address: None) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `ready` is called with the address once requests are taken.
 
@@ -49,7 +56,8 @@ async def run_instance(settings: Settings, ready: Callable[[str], None] = lambda
     its engine is no instance.
     """
     settings = settings.in_mode
-    model, store_path, own = settings.data.need("model"), settings.data.store, settings.instance
+    store_path, own = settings.data.store, settings.instance
+    model = None if settings.engine.device == SIMULATED else settings.data.need("model")
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopping())
         bound = stack.enter_context(bind(own.host, own.port))
@@ -104,18 +112,25 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket at this address, before anything slow is begun. Unavailable where it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named TCP, its connections get TCP_NODELAY: without, a reply of two writes waits 40 ms for the client's ACK.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
-        )
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(2048)
+        return bound
     except OSError as error:
+        bound.close()
         raise Unavailable(f"cannot listen on {url(host, port)}: {error.strerror}; choose another --port") from error
 
 
 @contextlib.asynccontextmanager
 async def listening(app: Any, bound: socket.socket) -> AsyncIterator[int]:
     """uvicorn around the app on this socket; gives the port."""
-    config = uvicorn.Config(app, lifespan="off", access_log=False, log_level="warning", timeout_keep_alive=75)
+    config = uvicorn.Config(
+        app, lifespan="off", access_log=False, log_level="warning", timeout_keep_alive=75, proxy_headers=False
+    )
     server = _Server(config)
     serving = asyncio.create_task(server.serve([bound]))
     started = asyncio.create_task(server.listening.wait())

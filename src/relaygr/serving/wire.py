@@ -115,15 +115,18 @@ class RankBody(PreInferBody, kw_only=True, forbid_unknown_fields=True):
     request: Floats | None = None
     """Features of the request, as many as the model reads."""
 
-    def to_candidates(self) -> Candidates:
+    def raw_candidates(self) -> tuple[bytes, bytes | None]:
+        """Items and features as raw arrays that fit each other; what they may be is for the model to say."""
         items = integers("candidates", self.candidates, np.int64)
         features = self.features
-        if isinstance(features, bytes):
+        if isinstance(features, list):
+            checked = Candidates(items, features).features
+            features = None if checked is None else checked.tobytes()
+        elif features is not None:
             flat = floats("features", features)
             if not len(items) or len(flat) % len(items):
                 raise InvalidInput("features", f"has {len(flat)} numbers for {len(items)} candidates")
-            return Candidates(items, flat.reshape(len(items), -1))
-        return Candidates(items, features)
+        return self.candidates if isinstance(self.candidates, bytes) else items.tobytes(), features
 
 
 class PreInferReply(msgspec.Struct, kw_only=True):
