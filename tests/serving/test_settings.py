@@ -199,6 +199,7 @@ def test_what_is_unknown_is_refused_with_the_nearest_known_name(
         (f"[engine]\nmax_ranks = {2**63}", "engine.max_ranks", "must fit 64 bits"),
         ("[engine]\ndevice_cache = 5", "engine.device_cache", "must be text in quotes"),
         ("[engine]\non_miss = 5", "engine.on_miss", "must be text in quotes"),
+        ("[engine]\ncanary = 1", "engine.canary", "must be true or false, not 1"),
         ("[relay]\nmode = 5", "relay.mode", "must be text in quotes"),
         ("[engine]\nmax_history = 1979-05-27", "engine.max_history", "must be an integer"),
         ("[gateway.instances]\na = 5", "gateway.instances.a", "must be text in quotes"),

@@ -230,14 +230,14 @@ def _table(value: object, at: str) -> Mapping[str, object]:
 def _typed(kind: Any, value: object, at: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
         return float(value)
-    if not isinstance(value, kind) or isinstance(value, bool):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InvalidInput(at, f"must be {_KINDS[kind]}, not {_shown(value)}")
     if kind is int and not -(2**63) <= value < 2**63:
         raise InvalidInput(at, "must fit 64 bits")
     return value
 
 
-_KINDS: Final = {str: "text in quotes", int: "an integer", float: "a number"}
+_KINDS: Final = {str: "text in quotes", int: "an integer", float: "a number", bool: "true or false"}
 
 
 def _shown(value: object) -> str:
@@ -292,7 +292,7 @@ def _line(key: "_Key", value: object) -> Iterator[str]:
     if value is None:
         yield f"# {key.name} = <{_KINDS[key.kind]}>"
     else:
-        yield f"{key.name} = {_text(value) if isinstance(value, str) else repr(value)}"
+        yield f"{key.name} = {_text(value) if isinstance(value, str) else repr(value).lower()}"
 
 
 def _comment(text: str) -> list[str]:
