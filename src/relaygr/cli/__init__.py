@@ -3,8 +3,11 @@
 import typer
 
 from relaygr.cli.config import config
+from relaygr.cli.data import data
 from relaygr.cli.demo import demo
+from relaygr.cli.evaluate import evaluate
 from relaygr.cli.serve import serve
+from relaygr.cli.train import train
 
 __all__ = ["app"]
 
@@ -18,6 +21,9 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(config)
 app.add_typer(serve, name="serve")
+app.add_typer(data, name="data")
+app.command()(train)
+app.command()(evaluate)
 
 
 @app.callback()

@@ -1,0 +1,109 @@
+"""`relaygr train` and `relaygr evaluate`, as a user calls them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from relaygr.cascade.catalogue import Catalogue
+from relaygr.cli import app
+from relaygr.model import checkpoint
+from relaygr.train import dataset as datasets
+from small_data import cyclic, rows_of
+
+RECIPE = """
+name = "tiny"
+about = "A walk round the items"
+[model]
+family = "{family}"
+layers = 1
+dim = 16
+heads = 2
+[sequence]
+length = 12
+split = "{split}"
+[objective]
+next_item = 1.0
+ranking = 1.0
+negatives = 10
+[optimiser]
+epochs = 3
+batch = 8
+rate = 0.02
+"""
+
+
+def call(*arguments: str | Path, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == status, result.output
+    return result.stdout if status == 0 else result.output
+
+
+@pytest.fixture(scope="module", params=["hstu time", "softmax leave-one-out"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    family, by = request.param.split()
+    (folder / "tiny.toml").write_text(RECIPE.format(family=family, split=by))
+    data = cyclic()
+    datasets.save(folder / "data", data.facts, data.catalogue, rows_of(), "Terms.")
+    call("train", folder / "tiny.toml", folder / "data", folder / "model", "--seed", "1")
+    return folder
+
+
+def test_a_trained_folder_has_all_that_serving_needs(trained: Path) -> None:
+    model = checkpoint.load(trained / "model" / "model.safetensors")
+    items = Catalogue.load(trained / "model" / "items.safetensors")
+    assert len(items) == model.config.items
+    assert items.title(3) == "Film 3"
+    assert (trained / "model" / "LICENCE.txt").read_text() == "Terms."
+    assert not (trained / "model" / "state.safetensors").exists()
+
+
+def test_the_card_tells_what_evaluate_finds(trained: Path) -> None:
+    told = json.loads(call("evaluate", trained / "model", trained / "data", "--json"))
+    card = (trained / "model" / "card.md").read_text()
+    assert "A walk round the items" in card
+    assert f"{told['next_item']['hr@10']:.4f}" in card
+    assert f"{told['ranking']['liked']['auc']:.4f}" in card
+    about = json.loads((trained / "model" / "training.json").read_text())
+    assert about["figures"]["ranking"] == told["ranking"]
+
+
+def test_ranking_offline_and_by_relay_agree_to_the_last_digit(trained: Path) -> None:
+    arguments = ("evaluate", trained / "model", trained / "data", "--through", "engine")
+    engine: dict[str, Any] = json.loads(call(*arguments, "--json"))["engine"]
+    assert engine["agree"]
+    assert engine["offline"] == engine["relayed"]
+    assert 0 < engine["offline"]["liked"]["auc"] <= 1
+    assert sum(engine["paths"].values()) == engine["targets"]
+    assert "FULL" not in engine["paths"]
+    assert "The figures agree" in call(*arguments)
+
+
+def test_a_shorter_history_gives_other_figures(trained: Path) -> None:
+    whole, short = (
+        json.loads(call("evaluate", trained / "model", trained / "data", "--length", length, "--json"))
+        for length in ("12", "1")
+    )
+    assert short["length"] == 1
+    assert whole["next_item"] != short["next_item"]
+
+
+def test_a_model_is_not_trained_over(trained: Path) -> None:
+    said = call("train", trained / "tiny.toml", trained / "data", trained / "model", status=1)
+    assert "holds a trained model already" in said
+
+
+def test_data_that_a_model_was_not_made_for_are_refused(trained: Path, tmp_path: Path) -> None:
+    data = cyclic()
+    fewer = datasets.Items((*data.catalogue.sources, "x"))
+    datasets.save(tmp_path / "data", data.facts, fewer, rows_of())
+    assert "31 items" in call("evaluate", trained / "model", tmp_path / "data", status=1)
+
+
+def test_folders_and_recipes_that_are_none_are_said_so(trained: Path, tmp_path: Path) -> None:
+    assert "relaygr train" in call("evaluate", tmp_path, trained / "data", status=1)
+    assert "relaygr data import" in call("train", "ml-1m", tmp_path, tmp_path / "out", status=1)
+    assert "ml-latest-small" in call("train", "nothing", trained / "data", tmp_path / "out", status=1)
