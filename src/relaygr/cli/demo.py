@@ -25,7 +25,7 @@ def demo(
     length: Annotated[int, typer.Option(min=1, help="Behaviours of a user, about.")] = _DEFAULTS.length,
     candidates: Annotated[int, typer.Option(min=1, max=1000, help="Items to rank.")] = _DEFAULTS.candidates,
     instances: Annotated[int, typer.Option(min=1, help="Instances to run.")] = _DEFAULTS.instances,
-    seed: Annotated[int, typer.Option(min=0, help="Of model, histories and requests.")] = _DEFAULTS.seed,
+    seed: Annotated[int, typer.Option(min=0, help="Of histories and requests.")] = _DEFAULTS.seed,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")] = False,
 ) -> None:
     """Serve users who come back, without the relay and with it, by real servers on this machine.

@@ -59,7 +59,8 @@ def serve_all(
     """Run a gateway and its instances on this machine, in one command.
 
     `POST /v1/recommend {"user": "user-7", "k": 10}` runs the whole cascade; `POST /v1/behaviours` appends what a user
-    did. The first call makes a model with random weights, items and users. Ctrl-C stops everything.
+    did. The first call puts the default model, a small one trained on MovieLens, its films and users into the folder.
+    Ctrl-C stops everything.
     """
     given: Overrides = {
         "relay": {"mode": mode},

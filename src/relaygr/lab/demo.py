@@ -53,7 +53,6 @@ class Demo:
             typical=self.length,
             spread=0.05,
             longest=2 * self.length,
-            layers=2,
             seed=self.seed,
         )
 
@@ -153,7 +152,7 @@ def _visits(demo: Demo, alone_s: float) -> list[Visit]:
     cores = min(demo.instances, len(os.sched_getaffinity(0)))
     rate = demo.load * cores / alone_s
     requests = max(demo.users, min(demo.requests, int(rate * _LONGEST_S)))
-    return Traffic(demo.users, requests, rate, items=demo.world.items, seed=demo.seed).visits()
+    return Traffic(demo.users, requests, rate, seed=demo.seed).visits()
 
 
 async def _replay(

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from relaygr import default
 from relaygr.serving.client import HttpClient, Response
 from relaygr.serving.wire import Behaviour, BehavioursBody, RecommendBody, RecommendReply
 
@@ -40,7 +41,7 @@ class Traffic:
     """Requests a second, on average; times between them are exponential."""
     new: int = 4
     """Behaviours that arrive between two visits of a user, at most."""
-    items: int = 20_000
+    items: int = default.ITEMS
     seed: int = 0
 
     def visits(self) -> list[Visit]:
