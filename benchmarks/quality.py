@@ -2,7 +2,7 @@
 
 search    runs of several recipes, judged on the validation part alone: how a recipe was chosen
 next      three seeds of MovieLens-1M under both tie rules, each scored on the test part once
-length    three seeds that read up to 512 behaviours, each scored on histories cut to 16 … 512
+length    models that read up to 512 behaviours, of which the best on validation is scored on histories cut to 16 … 512
 kuairand  three seeds of the ranking of KuaiRand-Pure, split by time
 """
 
@@ -189,13 +189,13 @@ def next_result(arguments: argparse.Namespace, results: list[Job]) -> dict[str, 
 
 def length_jobs(arguments: argparse.Namespace) -> list[Job]:
     base = read("ml-1m-long")
-    jobs = []
-    for by in ("leave-one-out", "time"):
+    variants = json.loads(arguments.variants.read_text()) if arguments.variants else {"base": {}}
+    jobs: list[Job] = []
+    for by in arguments.splits:
         recipe = base.with_values(sequence={"split": by})
-        jobs += [
-            job_of(arguments, f"length-{by}-{seed}", "ml-1m", recipe, seed, cuts=CUTS, save=seed == 0)
-            for seed in arguments.seeds
-        ]
+        for name, values in variants.items():
+            one_of = recipe.with_values(**values)
+            jobs.append(job_of(arguments, f"length-{by}-{name}", "ml-1m", one_of, cuts=CUTS, save=True))
         batch = 8 * recipe.optimiser.batch  # shorter windows, more of them in a step
         own = recipe.with_values(sequence={"length": CONTROL, "crop": 0.0}, optimiser={"batch": batch})
         jobs.append(job_of(arguments, f"length-{by}-only-{CONTROL}", "ml-1m", own, cuts=(CONTROL,)))
@@ -211,7 +211,14 @@ def length_result(arguments: argparse.Namespace, results: list[Job]) -> dict[str
         "control": f"a model trained for {CONTROL} behaviours alone",
         "cuts": CUTS,
     }
-    return written(arguments, "length-runs", {}, inputs, results)
+    chosen, looked_at = [], []
+    for by in arguments.splits:
+        runs = [run for run in results if run["recipe"]["sequence"]["split"] == by]
+        long = [run for run in runs if run["recipe"]["sequence"]["length"] != CONTROL]
+        chosen.append(max(long, key=lambda run: run["valid"]["choice"]))
+        chosen += [run for run in runs if run not in long]
+        looked_at += [{"split": by, "recipe": run["recipe"], "valid": run["valid"]} for run in long]
+    return written(arguments, "length-runs", {}, inputs, chosen, looked_at=looked_at)
 
 
 def kuairand_jobs(arguments: argparse.Namespace) -> list[Job]:
@@ -248,12 +255,12 @@ def written(
     results: list[Job],
     **more: Any,
 ) -> dict[str, Any]:
-    kept = ("seed", "best_epoch", "valid", "test", "cuts", "seconds")
+    kept = ("best_epoch", "valid", "test", "cuts", "seconds")
     runs = [
         {
             **{key: run["recipe"]["sequence"][key] for key in ("split", "ties", "length")},
-            **{key: run[key] for key in kept if run.get(key)},
             "seed": run["seed"],
+            **{key: run[key] for key in kept if run.get(key)},
         }
         for run in results
     ]
@@ -304,7 +311,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=("search", *PARTS), help="search, or parts that run side by side")
     parser.add_argument("--data", type=Path, required=True, help="a folder of data sets, each under its name")
-    parser.add_argument("--variants", type=Path, help="search: JSON, {name: {section: {key: value}}}")
+    parser.add_argument("--variants", type=Path, help="search and length: JSON, {name: {section: {key: value}}}")
+    splits = ("leave-one-out", "time")
+    parser.add_argument("--splits", nargs="+", choices=splits, default=splits, help="length: next items, ranking")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--processes", type=int, default=1)

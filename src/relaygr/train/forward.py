@@ -48,13 +48,14 @@ def forward(
 ) -> Outputs:
     """Run history tokens [b, n, 4] and candidate tokens [b, m, 4], of which each sees the first `sees` [b, m] of the
     history. `dense` [b, m, f] are the candidates' features. Dropout is on embeddings and on what each layer adds."""
-    b, n = history.shape[:2]
-    x = F.dropout(model.embedding(history.flatten(0, 1)).view(b, n, -1), dropout)
+    n = history.shape[1]
+    x = F.dropout(_embedded(model, history), dropout)
     rows = None
     if candidates is not None:
         assert sees is not None
-        features = None if dense is None else dense.flatten(0, 1)
-        c = model.embedding(candidates.flatten(0, 1), features).view(b, candidates.shape[1], -1)
+        c = _embedded(model, candidates)
+        if dense is not None:
+            c = c + dense @ model.embedding.dense
         visible = torch.arange(n, device=x.device) < sees[:, None, :, None]
         rows = _Rows(F.dropout(c, dropout), visible, sees)
     stack = model.stack
@@ -62,6 +63,14 @@ def forward(
         return _hstu(stack, x, rows, dropout)
     assert isinstance(stack, SoftmaxStack)
     return _softmax(stack, x, rows, dropout)
+
+
+def _embedded(model: RankingModel, tokens: torch.Tensor) -> torch.Tensor:
+    """The sum of the tokens' rows; by F.embedding, whose gradient adds many tokens of one row in order and fast."""
+    own = model.embedding
+    tables = (own.table, own.kinds, own.gaps, own.positions)
+    first, *rest = (F.embedding(tokens[..., column], table) for column, table in enumerate(tables))
+    return sum(rest, first)
 
 
 def normed(model: RankingModel, x: torch.Tensor) -> torch.Tensor:
