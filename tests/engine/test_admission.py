@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relaygr.engine.admission import Admission, Demand
+from relaygr.engine.admission import Admission, Backlog, Demand
 from relaygr.engine.outcomes import Decision
 
 ADMISSION = Admission(total_pages=100, reserve_pages=10, lease_share=0.8, time_share=0.5)
@@ -82,3 +82,26 @@ def test_asking_for_less_is_never_refused_where_more_was_admitted(demand: Demand
             replace(demand, horizon_s=demand.horizon_s * 2),
         ):
             assert ADMISSION.decide(less) is Decision.ADMIT
+
+
+@given(st.floats(0.05, 1.0), st.lists(st.tuples(st.floats(0.0, 0.1), st.floats(1e-4, 0.05)), max_size=60))
+def test_however_long_admission_goes_on_no_more_than_the_share_is_admitted(
+    share: float, calls: list[tuple[float, float]]
+) -> None:
+    horizon, now, admitted = 0.2, 0.0, 0.0
+    backlog, admission = Backlog(share), Admission(100, 10, 1.0, share)
+    for gap, cost in calls:
+        now += gap
+        if admission.decide(Demand(1, 0, cost, backlog.left(now), horizon)) is Decision.ADMIT:
+            backlog.add(cost)
+            admitted += cost
+        assert admitted <= share * (now + horizon) + 1e-9
+
+
+def test_what_was_admitted_is_forgotten_at_the_rate_of_the_share() -> None:
+    backlog = Backlog(0.5)
+    backlog.add(0.2)
+    assert backlog.left(0.1) == pytest.approx(0.15)
+    assert backlog.left(1.0) == 0.0
+    backlog.add(0.1)
+    assert backlog.left(1.0) == pytest.approx(0.1)

@@ -32,7 +32,7 @@ class Recorder:
         self.answered.append(question["user"])
         items = [RecommendedItem(1, 0.5)]
         reply = RecommendReply(
-            items=items, path="FULL", decision="ADMIT", instance="slot-0", used=3, epoch=0, stages_ms={}
+            items=items, path="FULL", decision="ADMIT", instance="s", used=3, epoch=0, engine_ms=1.0, stages_ms={}
         )
         return Response(self._status, {}, msgspec.json.encode(reply))
 
@@ -45,6 +45,13 @@ def test_visits_come_in_order_at_about_the_rate_and_users_return() -> None:
     assert returning(visits) == 1 - 10 / 400
     for one, other in itertools.pairwise(visits):
         assert one.user != other.user
+
+
+def test_newcomers_are_their_share_and_come_once() -> None:
+    visits = Traffic(users=10, requests=1000, rate=50.0, newcomers=0.2).visits()
+    new = [visit.user for visit in visits if int(visit.user.removeprefix("user-")) >= 10]
+    assert 150 < len(new) < 250
+    assert len(set(new)) == len(new)
 
 
 def test_the_same_seed_draws_the_same_visits_and_another_seed_others() -> None:

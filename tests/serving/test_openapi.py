@@ -107,7 +107,9 @@ async def serve(folder: Path, name: str) -> AsyncIterator[Served]:
             pipeline = await stack.enter_async_context(
                 Pipeline(store, FixedRetrieval(range(20, 40)), features, fixed, None, budgets, clock=clock)
             )
-            app = GatewayApp(pipeline, store, RelayRanking(membership, Router(membership), Trigger(), clock))
+            ranking = RelayRanking(membership, Router(membership), Trigger(), clock)
+            ranking.actions["slot-0"] = 16
+            app = GatewayApp(pipeline, store, ranking)
         else:
             config = EngineConfig(device_cache="64KiB", host_cache="0", max_history=400)
             engine = await stack.enter_async_context(Engine(SimulatedModel(), config, executor=WatchedDevice()))

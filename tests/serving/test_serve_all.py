@@ -98,12 +98,21 @@ def test_behaviours_are_seen_by_the_next_request(served: Served) -> None:
         ("/v1/recommend", {"k": 3}, "body"),
         ("/v1/behaviours", {"user": "u", "behaviours": []}, "behaviours"),
         ("/v1/behaviours", {"user": "u", "behaviours": [{"item": -1, "action": 1, "timestamp": 1}]}, "items"),
+        ("/v1/behaviours", {"user": "u", "behaviours": [{"item": 1, "action": 16, "timestamp": 1}]}, "actions"),
+        ("/v1/behaviours", {"user": "u", "behaviours": [{"item": 1, "action": -1, "timestamp": 1}]}, "actions"),
     ],
 )
 def test_bad_input_gets_a_4xx_that_names_the_field(served: Served, path: str, body: Any, field: str) -> None:
     reply = served.client.post(path, json=body)
     assert reply.status_code == 400, reply.text
     assert reply.json()["field"] == field
+
+
+def test_behaviours_that_are_refused_do_not_stand_in_the_way_of_the_next_request(served: Served) -> None:
+    behaviours = [{"item": 1, "action": 1, "timestamp": 1}, {"item": 1, "action": 99, "timestamp": 2}]
+    reply = served.client.post("/v1/behaviours", json={"user": "u-bad", "behaviours": behaviours})
+    assert reply.status_code == 400
+    assert served.recommend("u-bad")["used"] == 0
 
 
 def test_a_killed_instance_fails_no_request_and_then_everything_stops_cleanly(served: Served) -> None:

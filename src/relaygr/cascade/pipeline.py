@@ -149,6 +149,8 @@ class Recommendation:
     """Behaviours ranked on."""
     epoch: int | None
     """Epoch of the tables ranked with; None where nothing was ranked."""
+    engine_ms: float | None
+    """Of ranking, what the engine took; None where nothing was ranked."""
     stages_ms: StagesMs
 
 
@@ -238,10 +240,18 @@ class Pipeline:
             "total": watch.total(),
         }
         if reply is None or prepared.candidates is None:
-            return Recommendation((), None, signal.decision, None, signal.slot, 0, None, stages)
+            return Recommendation((), None, signal.decision, None, signal.slot, 0, None, None, stages)
         items = _best(prepared.candidates.items, reply.scores, request.k)
         return Recommendation(
-            items, reply.path, signal.decision, reply.slot, signal.slot, reply.used, reply.epoch, stages
+            items,
+            reply.path,
+            signal.decision,
+            reply.slot,
+            signal.slot,
+            reply.used,
+            reply.epoch,
+            reply.timings.total,
+            stages,
         )
 
     def _read(self, user: str) -> History:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from relaygr.engine.outcomes import Decision
 
-__all__ = ["Admission", "Demand"]
+__all__ = ["Admission", "Backlog", "Demand"]
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,28 @@ class Demand:
     cost_s: float
     """Device time it needs."""
     backlog_s: float
-    """Device time that pre-inference already admitted still needs."""
+    """Device time that pre-inference already admitted still needs, or would if it had but its share."""
     horizon_s: float
     """Time until its deadline."""
+
+
+class Backlog:
+    """What was admitted, as if it ran on its share of the device alone: so pre-inference takes no more than that share,
+    however long admission goes on. It may be done sooner, while the device has nothing else to do."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._seconds = 0.0
+        self._at = 0.0
+
+    def left(self, now: float) -> float:
+        """Seconds of device time."""
+        self._seconds = max(0.0, self._seconds - self._share * (now - self._at))
+        self._at = now
+        return self._seconds
+
+    def add(self, seconds: float) -> None:
+        self._seconds += seconds
 
 
 @dataclass(frozen=True)

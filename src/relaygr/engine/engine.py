@@ -240,6 +240,7 @@ class Engine:
         return EngineStatus(
             version=loop.served.version,
             epoch=loop.served.epoch,
+            actions=loop.served.model.config.actions,
             max_history=self._max_history,
             page_bytes=self._page_bytes,
             device_pages=tier.pool.total,

@@ -15,7 +15,7 @@ import numpy as np
 from relaygr.cache import Lineage, Option, Prefix, ReturnRate, Source, Tier, WriteBackQueue
 from relaygr.clock import Clock
 from relaygr.config import EngineConfig
-from relaygr.engine.admission import Admission, Demand
+from relaygr.engine.admission import Admission, Backlog, Demand
 from relaygr.engine.builds import Builds
 from relaygr.engine.claims import Claims
 from relaygr.engine.cost import CostModel
@@ -75,6 +75,7 @@ class EngineLoop:
         self._scheduler = Scheduler(cost, config.step_ms / 1e3)
         leased = 0.0 if config.reuse == "none" else config.lease_share
         self._admission = Admission(tier.pool.total, reserve_pages, leased, config.pre_infer_share)
+        self._backlog = Backlog(config.pre_infer_share)
         self._returns = ReturnRate()
         self._executor = executor
         self._clock = clock
@@ -160,10 +161,13 @@ class EngineLoop:
         self._answer(call, PreInferOutcome.FAILED)
 
     def _admit(self, call: PreInfer, cost_s: float, pages: int) -> bool:
-        horizon = call.deadline - self._clock.now()
-        demand = Demand(pages, self.tier.pool.pinned, cost_s, self.builds.pre_infer_s(), horizon)
-        decision = self._admission.decide(demand)
+        now = self._clock.now()
+        backlog_s = max(self.builds.pre_infer_s(), self._backlog.left(now))
+        decision = self._admission.decide(
+            Demand(pages, self.tier.pool.pinned, cost_s, backlog_s, horizon_s=call.deadline - now)
+        )
         if decision is Decision.ADMIT:
+            self._backlog.add(cost_s)
             return True
         self._answer(call, PreInferOutcome(decision.value))
         return False

@@ -11,6 +11,8 @@ class EngineStatus:
 
     version: str
     epoch: int
+    actions: int
+    """Of the model: a behaviour's is below this."""
     max_history: int
     page_bytes: int
     device_pages: int

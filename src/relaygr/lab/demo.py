@@ -14,7 +14,7 @@ from typing import Final
 from relaygr.cascade.pipeline import PipelineConfig
 from relaygr.errors import Unavailable
 from relaygr.lab.servers import Servers, serving
-from relaygr.lab.traffic import Answer, Traffic, Visit, percentile, replay, returning
+from relaygr.lab.traffic import Answer, Traffic, Visit, ask, percentile, replay, returning
 from relaygr.serving.all import DEFAULTS
 from relaygr.serving.modes import Mode, RelaySettings
 from relaygr.serving.provision import World, provision
@@ -137,10 +137,9 @@ async def run_demo(demo: Demo, progress: Progress = lambda what, done, total: No
 
 async def _warm_up(demo: Demo, servers: Servers) -> float:
     """Seconds a rank takes by itself, of users who are not seen again."""
-    visits = [Visit(0.0, f"user-{demo.users + number}", ()) for number in range(_WARM)]
     taken = []
-    for visit in visits:
-        (answer,) = await replay(servers.client, [visit], demo.candidates)
+    for number in range(_WARM):
+        answer = await ask(servers.client, f"user-{demo.users + number}", demo.candidates)
         if answer.reply is None:
             raise Unavailable(f"a request was answered {answer.status}")
         taken.append(answer.reply.stages_ms["ranking"] / 1e3)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -27,7 +26,7 @@ class Servers:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.client = client_of(address)
+        self.client = HttpClient.to(address, keep=1024)
 
     async def status(self) -> dict[str, Any]:
         """The gateway's."""
@@ -37,7 +36,7 @@ class Servers:
         """The status of every instance, by slot."""
         slots = (await self.status())["slots"]
         with contextlib.ExitStack() as stack:
-            clients = {slot: client_of(told["address"]) for slot, told in slots.items()}
+            clients = {slot: HttpClient.to(told["address"]) for slot, told in slots.items()}
             for client in clients.values():
                 stack.callback(client.close)
             return {slot: await _status(client) for slot, client in clients.items()}
@@ -78,13 +77,6 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         process.kill()
         await process.wait()
-
-
-def client_of(address: str) -> HttpClient:
-    parts = urlsplit(address)
-    assert parts.hostname is not None
-    assert parts.port is not None
-    return HttpClient(parts.hostname, parts.port, keep=1024)
 
 
 async def _status(client: HttpClient) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Requests of users who come back: drawn once, sent at their times, whatever the answers do."""
 
 import asyncio
+import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from relaygr import default
 from relaygr.serving.client import HttpClient, Response
 from relaygr.serving.wire import Behaviour, BehavioursBody, RecommendBody, RecommendReply
 
-__all__ = ["Answer", "Traffic", "Visit", "percentile", "replay", "returning"]
+__all__ = ["Answer", "Traffic", "Visit", "ask", "percentile", "replay", "returning"]
 
 _LEAD_S: Final = 0.5
 """How long before a request the behaviours are sent that it is to see."""
@@ -41,6 +42,8 @@ class Traffic:
     """Requests a second, on average; times between them are exponential."""
     new: int = 4
     """Behaviours that arrive between two visits of a user, at most."""
+    newcomers: float = 0.0
+    """The share of requests by users who are seen once, numbered from `users` on."""
     items: int = default.ITEMS
     seed: int = 0
 
@@ -48,9 +51,13 @@ class Traffic:
         """The same for the same traffic. Nobody returns before half of the others have been there."""
         draw = np.random.default_rng(self.seed)
         at, seen, lately = 0.0, Counter[int](), deque[int](maxlen=self.users // 2)
+        newcomers = itertools.count(self.users)
         visits = []
         for _ in range(self.requests):
             at += draw.exponential(1 / self.rate)
+            if draw.random() < self.newcomers:
+                visits.append(Visit(at, f"user-{next(newcomers)}", ()))
+                continue
             user = int(draw.choice(np.setdiff1d(np.arange(self.users), np.array(lately, np.int64))))
             count = int(draw.integers(0, self.new + 1)) if seen[user] else 0
             items = draw.zipf(1.3, count) % self.items
@@ -81,6 +88,11 @@ class Answer:
     @property
     def scores(self) -> dict[int, float]:
         return {} if self.reply is None else {item.item: item.score for item in self.reply.items}
+
+
+async def ask(client: HttpClient, user: str, k: int) -> Answer:
+    """One request, now."""
+    return await _visit(client, Visit(0.0, user, ()), time.monotonic(), k, None)
 
 
 async def replay(

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections import deque
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, Protocol, cast
+from urllib.parse import urlsplit
 
 from relaygr.errors import Unavailable
 
-__all__ = ["HttpClient", "Response"]
+__all__ = ["Client", "HttpClient", "Response"]
 
 MAX_REPLY: Final = 64 * 2**20
 _END: Final = b"\r\n\r\n"
@@ -20,6 +21,18 @@ class Response(NamedTuple):
     body: bytes
 
 
+class Client(Protocol):
+    """Whoever carries requests to one address."""
+
+    async def request(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> Response:
+        """One exchange. Raises Unavailable when the address cannot be reached or breaks off."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class HttpClient:
     """Requests to one address over kept connections. Raises Unavailable when it cannot be reached or breaks off."""
 
@@ -30,6 +43,14 @@ class HttpClient:
         self._keep = keep
         self._idle: deque[_Connection] = deque()
         self._closed = False
+
+    @classmethod
+    def to(cls, address: str, *, keep: int = 64) -> "HttpClient":
+        """For an address such as http://127.0.0.1:8100."""
+        parts = urlsplit(address)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        return cls(parts.hostname, parts.port, keep=keep)
 
     async def request(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None

@@ -29,7 +29,7 @@ from relaygr.model import Candidates, checkpoint
 from relaygr.serving import link
 from relaygr.serving.engine_process import READY, SIMULATED, EngineSettings
 
-__all__ = ["serve_engine"]
+__all__ = ["begin", "serve_engine", "told"]
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class EngineConnection(link.Frames):
                 self._running[number].cancel()
             return
         try:
-            value = self._begin(call.what)
+            value = begin(self._engine, call.what)
         except Exception as error:
             self.send(_failure(number, error))
             return
@@ -98,32 +98,34 @@ class EngineConnection(link.Frames):
         if error is not None:
             self.send(_failure(number, error))
         else:
-            self.send(link.Answer(number, self._ranked(future.result())))
+            self.send(link.Answer(number, told(self._engine, future.result())))
 
-    def _begin(self, what: link.Signal | link.Rank | link.Status) -> Any:
-        """What the call is answered, or the future of a rank."""
-        engine = self._engine
-        if isinstance(what, link.Status):
-            return {"status": asdict(engine.status()), "counts": asdict(engine.counts())}
-        deadline = None if what.deadline_ms is None else engine.clock.now() + what.deadline_ms / 1e3
-        history = link.unpack_history(what.history)
-        context = np.frombuffer(what.context, np.int64)
-        if isinstance(what, link.Signal):
-            decision = engine.signal(what.user, history, context=context, deadline=deadline)
-            return [decision.value, *engine.pulse()]
-        items = np.frombuffer(what.candidates, np.int64)
-        features = None
-        if what.features is not None:
-            features = np.frombuffer(what.features, np.float32).reshape(len(items), -1)
-        request = None if what.request is None else np.frombuffer(what.request, np.float32)
-        return engine.begin_rank(
-            what.user, history, Candidates(items, features), context=context, request=request, deadline=deadline
-        )
 
-    def _ranked(self, ranked: Ranked) -> list[Any]:
-        timings = [ranked.timings.total, ranked.timings.prefix, ranked.timings.score]
-        scores, path = ranked.scores, ranked.path.value
-        return [scores.tobytes(), scores.shape[1], path, ranked.used, ranked.epoch, timings, *self._engine.pulse()]
+def begin(engine: Engine, what: link.Signal | link.Rank | link.Status) -> Any:
+    """What a call is answered in plain values, or the future of a rank, for `told`."""
+    if isinstance(what, link.Status):
+        return {"status": asdict(engine.status()), "counts": asdict(engine.counts())}
+    deadline = None if what.deadline_ms is None else engine.clock.now() + what.deadline_ms / 1e3
+    history = link.unpack_history(what.history)
+    context = np.frombuffer(what.context, np.int64)
+    if isinstance(what, link.Signal):
+        decision = engine.signal(what.user, history, context=context, deadline=deadline)
+        return [decision.value, *engine.pulse()]
+    items = np.frombuffer(what.candidates, np.int64)
+    features = None
+    if what.features is not None:
+        features = np.frombuffer(what.features, np.float32).reshape(len(items), -1)
+    request = None if what.request is None else np.frombuffer(what.request, np.float32)
+    return engine.begin_rank(
+        what.user, history, Candidates(items, features), context=context, request=request, deadline=deadline
+    )
+
+
+def told(engine: Engine, ranked: Ranked) -> list[Any]:
+    """A rank's answer, in plain values."""
+    timings = [ranked.timings.total, ranked.timings.prefix, ranked.timings.score]
+    scores, path = ranked.scores, ranked.path.value
+    return [scores.tobytes(), scores.shape[1], path, ranked.used, ranked.epoch, timings, *engine.pulse()]
 
 
 def _failure(number: int, error: BaseException) -> link.Answer:
@@ -174,9 +176,9 @@ async def _main(settings: EngineSettings) -> None:
 
 
 if __name__ == "__main__":
-    told = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_main(told))
+            runner.run(_main(settings))
     except RelayError as problem:
         sys.exit(f"engine process: {problem}")

@@ -93,6 +93,7 @@ class GatewayApp(App):
             instance=found.instance,
             used=found.used,
             epoch=found.epoch,
+            engine_ms=found.engine_ms,
             stages_ms=dict(found.stages_ms),  # type: ignore[arg-type]  # a TypedDict of floats
         )
         headers = tuple(
@@ -135,6 +136,7 @@ class GatewayApp(App):
             items, actions, times = (np.array(column, np.int64) for column in columns)
         except OverflowError as error:
             raise InvalidInput("behaviours", "has numbers that do not fit 64 bits") from error
+        self._ranking.check_actions(actions)
         length = await asyncio.to_thread(self._store.append, body.user, items, actions, times)
         self._counts.behaviours += len(items)
         return Reply(200, encode(encoding, BehavioursReply(body.user, length)), encoding)

@@ -41,7 +41,7 @@ class InstanceApp(App):
 
     calls: ClassVar = {operation.path: operation.method for operation in openapi.INSTANCE}
 
-    def __init__(self, engine: link.EngineLink, store: HistoryStore | None, slot: str) -> None:
+    def __init__(self, engine: link.EngineCalls, store: HistoryStore | None, slot: str) -> None:
         super().__init__(MAX_BODY)
         self._engine = engine
         self._store = store

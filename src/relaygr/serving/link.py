@@ -9,7 +9,7 @@ once, and what a read brings is taken at once: under load a frame costs a fracti
 import asyncio
 import itertools
 import struct
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -18,7 +18,18 @@ from relaygr import errors
 from relaygr.errors import InvalidInput, RelayError, Unavailable
 from relaygr.history import History, KnownHistory
 
-__all__ = ["Answer", "Call", "Cancel", "EngineLink", "Frames", "Rank", "Signal", "decode_call", "error_answer"]
+__all__ = [
+    "Answer",
+    "Call",
+    "Cancel",
+    "EngineCalls",
+    "EngineLink",
+    "Frames",
+    "Rank",
+    "Signal",
+    "decode_call",
+    "error_answer",
+]
 
 _LENGTH: Final = struct.Struct("<I")
 MAX_FRAME: Final = 256 * 2**20
@@ -173,6 +184,17 @@ class Frames(asyncio.Protocol):
 
 def decode_call(frame: memoryview) -> Call:
     return _CALLS.decode(frame)
+
+
+class EngineCalls(Protocol):
+    """An engine, as a frontend sees it."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    async def call(self, what: Signal | Rank | Status) -> Any:
+        """What the engine answers. Raises the RelayError it raised, or Unavailable when it is gone."""
+        ...
 
 
 class EngineLink(Frames):

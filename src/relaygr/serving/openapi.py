@@ -214,6 +214,7 @@ GATEWAY: Final = (
             "instance": "slot-0",
             "used": 1432,
             "epoch": 0,
+            "engine_ms": 6.2,
             "stages_ms": {"retrieval": 3.1, "pre_processing": 0.6, "ranking": 7.4, "total": 12.0},
         },
         errors={**_POSTED, **_BUSY, **_LATE},
@@ -316,7 +317,7 @@ INSTANCE: Final = (
             "draining": False,
             "up_s": 12.5,
             "engine": {
-                **{"version": "6f1c0e", "epoch": 0, "max_history": 8192, "page_bytes": 65536},
+                **{"version": "6f1c0e", "epoch": 0, "actions": 16, "max_history": 8192, "page_bytes": 65536},
                 **{"device_pages": 4096, "device_pages_free": 4000, "device_pages_pinned": 8, "device_prefixes": 4},
                 **{"device_evictions": 0, "host_pages": 8192, "host_pages_free": 8100, "host_pages_pinned": 0},
                 **{"host_prefixes": 4, "host_evictions": 0, "leases": 1, "ranks_under_way": 0, "builds_under_way": 0},

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, RelayErro
 from relaygr.history import History
 from relaygr.model import Candidates
 from relaygr.relay import Evidence, Membership, Route, Router, Shape, SlotReport, Trigger
-from relaygr.serving.client import HttpClient, Response
+from relaygr.serving.client import Client, HttpClient, Response
 from relaygr.serving.wire import (
     Behaviours,
     Encoding,
@@ -47,14 +47,26 @@ class RelayRanking:
     never the request, as long as another is up and the deadline allows.
     """
 
-    def __init__(self, membership: Membership, router: Router, trigger: Trigger, clock: Clock) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        router: Router,
+        trigger: Trigger,
+        clock: Clock,
+        *,
+        connect: Callable[[str], Client] = HttpClient.to,
+    ) -> None:
+        """`connect` makes the client for an address: a seam for tests and simulation."""
         self.membership = membership
         self.router = router
         self.trigger = trigger
         self.retries: Counter[str] = Counter()
         """Messages sent again, by why."""
+        self.actions: dict[str, int] = {}
+        """How many the model of each slot knows, as it last said."""
         self._clock = clock
-        self._clients: dict[str, HttpClient] = {}
+        self._clients: dict[str, Client] = {}
+        self._connect = connect
         self._probing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "RelayRanking":
@@ -68,6 +80,16 @@ class RelayRanking:
             await asyncio.gather(self._probing, return_exceptions=True)
         for client in self._clients.values():
             client.close()
+
+    # ---- the gateway's questions
+
+    def check_actions(self, actions: npt.NDArray[np.int64]) -> None:
+        """That the models behind the slots know these. InvalidInput otherwise; Unavailable if no slot was ever up."""
+        if not self.actions:
+            raise Unavailable("no instance has said which actions there are")
+        limit = min(self.actions.values())
+        if actions.size and int(actions.max()) >= limit:
+            raise InvalidInput("actions", f"must be below {limit}, the model's number of actions")
 
     # ---- the pipeline's questions
 
@@ -165,13 +187,10 @@ class RelayRanking:
             self.membership.observe(route.slot, Evidence.DRAINING)
         return response
 
-    def _client(self, address: str) -> HttpClient:
+    def _client(self, address: str) -> Client:
         client = self._clients.get(address)
         if client is None:
-            parts = urlsplit(address)
-            assert parts.hostname is not None
-            assert parts.port is not None
-            client = self._clients[address] = HttpClient(parts.hostname, parts.port)
+            client = self._clients[address] = self._connect(address)
         return client
 
     def _hear(self, slot: str, wait_ms: float) -> None:
@@ -205,6 +224,7 @@ class RelayRanking:
         except (Unavailable, TimeoutError, msgspec.DecodeError, KeyError, TypeError, InvalidInput) as error:
             self.membership.observe(slot, _evidence(error))
             return
+        self.actions[slot] = engine["actions"]
         self.trigger.hear(slot, report, self._clock.now())
         self.membership.observe(slot, Evidence.DRAINING if status["draining"] else Evidence.READY)
 

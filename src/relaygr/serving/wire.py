@@ -204,6 +204,8 @@ class RecommendReply(msgspec.Struct, kw_only=True):
     """Behaviours ranked on."""
     epoch: int | None
     """Of the tables ranked with."""
+    engine_ms: float | None
+    """Of the ranking stage: what the engine took, waiting included."""
     stages_ms: dict[str, float]
     """retrieval, pre_processing, ranking, total."""
 
