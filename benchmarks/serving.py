@@ -65,7 +65,7 @@ def settings(mode: Mode) -> Settings:
 
 async def compare(data: Path, say: Any) -> dict[str, Any]:
     """Both modes at both loads; the rate is what `full` completes when it always has work."""
-    world = World(users=USERS + 400, typical=LENGTH, spread=0.05, longest=2 * LENGTH, layers=2)
+    world = World(users=USERS + 400, typical=LENGTH, spread=0.05, longest=2 * LENGTH)
     await asyncio.to_thread(provision, data / "world", world=world)
     capacity, figures = 0.0, dict[str, Any]()
     for mode in MODES:
@@ -79,9 +79,7 @@ async def compare(data: Path, say: Any) -> dict[str, Any]:
                 await replay(servers.client, [Visit(0.3 * n, f"user-{n}", ()) for n in range(USERS)], CANDIDATES)
             for load in LOADS:
                 rate = load * capacity
-                traffic = Traffic(
-                    USERS, int(rate * SECONDS), rate, newcomers=NEWCOMERS, items=world.items, seed=int(100 * load)
-                )
+                traffic = Traffic(USERS, int(rate * SECONDS), rate, newcomers=NEWCOMERS, seed=int(100 * load))
                 say(f"{mode}: {rate:.1f} requests a second, {load:.0%} of what full sustains")
                 before = await reused(servers)
                 answers = await replay(servers.client, traffic.visits(), CANDIDATES)
