@@ -1,4 +1,4 @@
-"""Make the default model of the package from a folder of `relaygr train ml-latest-small` and the data it was trained on.
+"""Make the default model of the package from a folder of `relaygr train ml-latest-small`, and the data it learnt from.
 
     relaygr data import movielens ml-latest-small data
     relaygr train ml-latest-small data model

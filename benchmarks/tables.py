@@ -74,9 +74,60 @@ def gpu_loads() -> str:
     return "\n".join(lines)
 
 
+def next_items() -> str:
+    """MovieLens-1M beside what was published."""
+    result = _result("quality-ml-1m")
+    seeds = len(result["inputs"]["seeds"])
+    lines = ["| MovieLens-1M, leave one out, length 200 | HR@10 | NDCG@10 | HR@50 | HR@200 |", "|---|---|---|---|---|"]
+    for name, suffix in (
+        ("RelayGR, `ml-1m`, ties in the order of the file", ""),
+        ("ties the other way", "_other_ties"),
+    ):
+        cells = [
+            f"{result[f'{key}{suffix}']:.4f} ± {result[f'{key}{suffix}_std']:.4f}"
+            for key in ("hr@10", "ndcg@10", "hr@50", "hr@200")
+        ]
+        lines.append(f"| {name}, {seeds} seeds | " + " | ".join(cells) + " |")
+    for name, figures in result["figures"]["published"].items():
+        lines.append(f"| published: {name} | {figures['hr@10']:.4f} | {figures['ndcg@10']:.4f} | | |")
+    return "\n".join(lines)
+
+
+def clicks() -> str:
+    """KuaiRand-Pure."""
+    result = _result("quality-kuairand-pure")
+    lines = ["| KuaiRand-Pure, by time | AUC | normalized entropy | calibration |", "|---|---|---|---|"]
+    for label, name in (("is_click", "click"), ("long_view", "long view"), ("is_like", "like")):
+        cells = [
+            f"{result[f'{label}_{key}']:.4f} ± {result[f'{label}_{key}_std']:.4f}"
+            for key in ("auc", "normalized_entropy", "calibration")
+        ]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def length() -> str:
+    """Quality and latency by the behaviours read."""
+    figures = _result("length-quality")["figures"]
+    groups = {"all": "all", "with_as_many": "with as many", "with_512": "with 512"}
+    heads = [f"{what}, {group}" for what in ("AUC", "HR@10") for group in groups.values()]
+    lines = ["| behaviours read | " + " | ".join(heads) + " | full, ms | by relay, ms |"]
+    lines.append("|---" * (len(heads) + 3) + "|")
+    for row, times in zip(figures["quality"], figures["latency"], strict=True):
+        cells = [f"{row[f'{key} {group}']:.4f}" for key in ("liked_auc", "hr@10") for group in groups]
+        cells += [f"{times['full_ms']:.1f}", f"{times['relay_ms']:.1f}"]
+        lines.append(f"| {row['cut']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"gpu-calls": gpu_calls},
     "docs/engine.md": {"gpu-targets": gpu_targets, "gpu-loads": gpu_loads},
+    "docs/training.md": {
+        "next-items": next_items,
+        "clicks": clicks,
+        "length": length,
+    },
 }
 """By document and by name."""
 
