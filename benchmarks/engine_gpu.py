@@ -7,6 +7,7 @@ loads    closed loops of so many callers: requests a second, latencies, and the 
 
 import asyncio
 import json
+import random
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -237,11 +238,13 @@ async def _load(
 
     async def caller(number: int) -> None:
         draw = np.random.default_rng(number)
+        turn = random.Random(number)  # drawn cheaply: callers share the interpreter with the engine
         mine = range(number, len(histories), callers)
+        pool = [draw.integers(0, ITEMS, candidates) for _ in range(16)]
         while time.perf_counter() < end:
-            index = int(draw.choice(mine))
-            user, items = f"u{index}", draw.integers(0, ITEMS, candidates)
-            kind = str(draw.choice(list(shares), p=list(shares.values())))
+            index = turn.choice(mine)
+            user, items = f"u{index}", turn.choice(pool)
+            (kind,) = turn.choices(list(shares), list(shares.values()))
             if kind == "extended":
                 histories[index] = grown(draw, histories[index])
                 if len(histories[index]) > len(histories[mine[0]]) + 2048:

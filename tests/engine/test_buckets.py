@@ -5,6 +5,8 @@ import os
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -12,7 +14,7 @@ if not torch.cuda.is_available():
 from optional import require
 from paged import random_history
 from relaygr import Candidates
-from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket, append_bucket, score_bucket
+from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket, grouped
 from relaygr.history import PAGE
 from relaygr.kernels import PageLayout, Ragged
 from relaygr.model import AppendBatch, ScoreBatch, build_model
@@ -28,31 +30,36 @@ from relaygr.kernels.triton import TritonAttention  # noqa: E402
 LONGEST = 2
 
 
-def score_rows(counts: list[int]) -> list[ScoreRow]:
-    return [ScoreRow(Candidates(np.arange(count)), None, 0, 0, []) for count in counts]
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=80))
+def test_groups_hold_every_row_once_and_fit_their_bucket(rows: list[int]) -> None:
+    groups = grouped(SCORE_BUCKETS, rows)
+    assert sorted(index for group in groups for index in group.members) == list(range(len(rows)))
+    for members, bucket in groups:
+        if bucket is None:
+            assert rows[members[0]] > max(each.rows for each in SCORE_BUCKETS)
+        else:
+            fits = [each for each in SCORE_BUCKETS if each.users >= len(members)]
+            fits = [each for each in fits if each.rows >= max(rows[index] for index in members)]
+            assert bucket.total == min(each.total for each in fits)
 
 
-def append_rows(counts: list[int]) -> list[AppendRow]:
-    history = random_history(np.random.default_rng(0), max(counts))
-    return [AppendRow(history, NO_CONTEXT, 0, count, [0] * -(-count // PAGE)) for count in counts]
+@pytest.mark.parametrize(
+    ("rows", "buckets"),
+    [
+        ([512] * 16, [(16, 512)]),
+        ([512] * 20, [(16, 512), (4, 512)]),
+        ([3, 500, 7], [(4, 512)]),
+        ([2049, 1], [None, (1, 128)]),
+        ([1] * 40, [(32, 128), (8, 128)]),
+    ],
+)
+def test_scores_are_replayed_in_as_few_groups_as_fit(rows: list[int], buckets: list[tuple[int, int] | None]) -> None:
+    assert [group.bucket for group in grouped(SCORE_BUCKETS, rows)] == buckets
 
 
-@pytest.mark.parametrize("counts", [[1], [128], [129], [512] * 16, [3, 500, 7], [2048], [1] * 32])
-def test_the_smallest_bucket_that_takes_the_scores_is_taken(counts: list[int]) -> None:
-    bucket = score_bucket(score_rows(counts))
-    assert bucket is not None
-    fits = [each for each in SCORE_BUCKETS if each.users >= len(counts) and each.rows >= max(counts)]
-    assert bucket.total == min(each.total for each in fits)
-
-
-@pytest.mark.parametrize("counts", [[2049], [512] * 33, [2048] * 5])
-def test_scores_that_no_bucket_takes_run_as_they_are(counts: list[int]) -> None:
-    assert score_bucket(score_rows(counts)) is None
-
-
-@pytest.mark.parametrize(("counts", "taken"), [([16] * 16, True), ([8192], True), ([8193], False), ([1] * 17, False)])
-def test_small_appends_have_a_bucket(counts: list[int], taken: bool) -> None:
-    assert (append_bucket(append_rows(counts)) is not None) is taken
+@pytest.mark.parametrize(("rows", "buckets"), [([16] * 16, [(16, 128)]), ([8192], [(1, 8192)]), ([8193], [None])])
+def test_large_appends_are_not_replayed(rows: list[int], buckets: list[tuple[int, int] | None]) -> None:
+    assert [group.bucket for group in grouped(APPEND_BUCKETS, rows)] == buckets
 
 
 def test_buckets_are_bounded() -> None:

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from relaygr.model.batch import AppendRow, ScoreRow
 from relaygr.model.packed import BatchShape
 
-__all__ = ["APPEND_BUCKETS", "SCORE_BUCKETS", "Bucket", "append_bucket", "score_bucket"]
+__all__ = ["APPEND_BUCKETS", "SCORE_BUCKETS", "Bucket", "Group", "grouped"]
 
 
 class Bucket(NamedTuple):
@@ -36,15 +35,24 @@ APPEND_BUCKETS: Final = _buckets((1, 4, 16), (128, 1024, 8192), 8192)
 """Of appends: rows are a user's new tokens. Larger ones take long enough to hide their launches."""
 
 
-def append_bucket(rows: Sequence[AppendRow]) -> Bucket | None:
-    """The smallest that takes these; None if none does."""
-    return _bucket_for(APPEND_BUCKETS, len(rows), max(row.high - row.low for row in rows))
+class Group(NamedTuple):
+    """Rows of a step that run together, by their index; replayed where they have a bucket."""
+
+    members: list[int]
+    bucket: Bucket | None
 
 
-def score_bucket(rows: Sequence[ScoreRow]) -> Bucket | None:
-    """The smallest that takes these; None if none does."""
-    return _bucket_for(SCORE_BUCKETS, len(rows), max(len(row.candidates) for row in rows))
+def grouped(buckets: tuple[Bucket, ...], rows: Sequence[int]) -> list[Group]:
+    """Share out users with so many rows each over buckets: the largest first, as many together as some bucket takes."""
+    groups = []
+    order = sorted(range(len(rows)), key=lambda index: -rows[index])
+    while order:
+        most = max((bucket.users for bucket in buckets if bucket.rows >= rows[order[0]]), default=0)
+        members, order = order[: most or 1], order[most or 1 :]
+        groups.append(Group(members, _bucket_for(buckets, len(members), rows[members[0]])))
+    return groups
 
 
 def _bucket_for(buckets: tuple[Bucket, ...], users: int, rows: int) -> Bucket | None:
+    """The smallest that takes so many users with so many rows at most; None if none does."""
     return next((bucket for bucket in buckets if bucket.users >= users and bucket.rows >= rows), None)

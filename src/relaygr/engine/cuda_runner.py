@@ -20,16 +20,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from relaygr.engine.buckets import Bucket, append_bucket, score_bucket
 from relaygr.engine.canary import Canary
 from relaygr.engine.graphs import Graphs
 from relaygr.engine.hot_rows import HotRowCache
-from relaygr.engine.runner import split_scores
+from relaygr.engine.staging import Staged, Staging
 from relaygr.engine.step import Direction, PageCopy, PageSpoiled, Progress, Served, Step, StepResult
 from relaygr.kernels.move import move_pages
 from relaygr.kernels.select import replayable
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
-from relaygr.model.packed import BatchShape, Packed
 
 __all__ = ["CudaRunner"]
 
@@ -53,6 +51,7 @@ class CudaRunner:
         self._outward = _stream(self._device)
         self._graphs: WeakKeyDictionary[Served, Graphs] = WeakKeyDictionary()
         self._hot: WeakKeyDictionary[Served, HotRowCache] = WeakKeyDictionary()
+        self._staging = Staging()
         self._steps: deque[_Flight] = deque()
         self._loads: deque[_Flight] = deque()
         self._writes: deque[_Flight] = deque()
@@ -81,25 +80,29 @@ class CudaRunner:
         }
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
-        with torch.cuda.device(self._device), torch.cuda.stream(self._compute):
-            began = _marked(self._compute)
+        staged = Staged(step, self._graphs.get(step.served), self._longest, self._staging)
+        hot = self._hot.get(step.served)
+        with torch.cuda.stream(self._compute):
             try:
+                if hot is not None:
+                    hot.observe(staged.ids())
+                began = _marked(self._compute)
                 spoiled = None if self._canary is None else self._check(self._canary, step)
-                scores = self._run(step)
+                out = self._run(step, staged)
                 if self._canary is not None:
                     self._canary.wrote(step)
             except BaseException:
                 self._compute.synchronize()  # what was launched must not go on writing to pages that are let go of
+                staged.release()
                 raise
             ended = _marked(self._compute)
 
         def result() -> StepResult:
             if spoiled is not None and spoiled.item():
                 raise PageSpoiled("a page does not hold what was written to it")
-            parts = [] if scores is None else split_scores(step, scores.numpy().copy())
-            return StepResult(parts, began.elapsed_time(ended) / 1e3)
+            return StepResult([] if out is None else staged.scores_of(out), began.elapsed_time(ended) / 1e3)
 
-        return self._fly(self._steps, ended, result)
+        return self._fly(self._steps, ended, result, staged.release)
 
     def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
         inward = copy.direction is Direction.IN
@@ -139,46 +142,31 @@ class CudaRunner:
         torch.cuda.synchronize(self._device)
         self._graphs.clear()
 
-    def _run(self, step: Step) -> torch.Tensor | None:
+    def _run(self, step: Step, staged: Staged) -> torch.Tensor | None:
         """Launch a step on the current stream; its scores, in pinned memory once the stream is there."""
-        model = step.served.model
+        model, graphs = step.served.model, self._graphs.get(step.served)
         assert isinstance(model, RankingModel)
-        graphs = self._graphs.get(step.served)
         for old, new in step.page_copies:
             self.pages[new].copy_(self.pages[old])
-        if step.appends:
-            bucket = None if graphs is None else append_bucket(step.appends)
-            staged = Packed.empty(self._shape(bucket, AppendBatch.shape(step.appends)), pinned=True)
-            AppendBatch.fill(staged, model.config, step.appends)
-            self._observe(step.served, staged, sum(row.high - row.low for row in step.appends))
-            if graphs is not None and bucket is not None:
-                graphs.append(bucket, staged)
+        for appends in staged.appends:
+            if appends.bucket is not None and graphs is not None:
+                graphs.append(appends.bucket, appends.packed)
             else:
-                model.append(AppendBatch.of(staged.to(self._device), step.appends), self.pages)
-        if not step.scores:
+                model.append(AppendBatch.of(appends.packed.to(self._device), appends.rows), self.pages)
+        if not staged.scores:
             return None
-        total = sum(len(row.candidates) for row in step.scores)
         arrivals = [self._arrivals[copy] for copy in step.reloads if copy in self._arrivals]
-        bucket = None if graphs is None else score_bucket(step.scores)
-        staged = Packed.empty(self._shape(bucket, ScoreBatch.shape(model.config, step.scores)), pinned=True)
-        ScoreBatch.fill(staged, model.config, step.scores)
-        self._observe(step.served, staged, total)
-        if graphs is not None and bucket is not None:
-            scores = graphs.score(bucket, staged, arrivals)
-        else:
-            batch = ScoreBatch.of(staged.to(self._device), step.scores)
-            scores = model.score(batch, self.pages, lambda layer: self._await(arrivals, layer))
-        out = torch.empty((total, scores.shape[1]), dtype=scores.dtype, pin_memory=True)
-        return out.copy_(scores[:total], non_blocking=True)
-
-    def _shape(self, bucket: Bucket | None, exact: BatchShape) -> BatchShape:
-        """What is staged: a whole bucket where one is replayed."""
-        return exact if bucket is None else bucket.shape(self._longest, exact.features)
-
-    def _observe(self, served: Served, staged: Packed, rows: int) -> None:
-        hot = self._hot.get(served)
-        if hot is not None:
-            hot.observe(staged.tokens.numpy()[:rows, 0])
+        out = staged.take_out(model.config.tasks)
+        begin = 0
+        for group in staged.scores:
+            if group.bucket is not None and graphs is not None:
+                scores = graphs.score(group.bucket, group.packed, arrivals)
+            else:
+                batch = ScoreBatch.of(group.packed.to(self._device), group.rows)
+                scores = model.score(batch, self.pages, lambda layer: self._await(arrivals, layer))
+            out[begin : begin + group.total].copy_(scores[: group.total], non_blocking=True)
+            begin += group.total
+        return out
 
     def _check(self, canary: Canary, step: Step) -> torch.Tensor:
         """Whether the step reads a spoiled page, known when it has run."""
@@ -253,15 +241,17 @@ class _Flight:
             return True
 
     def deliver(self) -> None:
-        self._over()
-        if self._future.cancelled():
-            return
         try:
             if self._error is not None:
                 raise self._error
-            self._future.set_result(self._result())
+            result = self._result()
+            if not self._future.cancelled():
+                self._future.set_result(result)
         except Exception as error:
-            self._future.set_exception(error)
+            if not self._future.cancelled():
+                self._future.set_exception(error)
+        finally:
+            self._over()
 
 
 def _stream(device: torch.device, *, urgent: bool = False) -> torch.cuda.Stream:

@@ -16,6 +16,9 @@ from relaygr.model.stack import BeforeLayer
 
 __all__ = ["Graphs"]
 
+_UNCAPTURED = (256, 1024, 4096, 16384)
+"""Rows of a launch: one for each choice of tiles that depends on them."""
+
 
 @dataclass(frozen=True)
 class CapturedAppend:
@@ -72,8 +75,18 @@ class Graphs:
         for bucket in reversed(APPEND_BUCKETS):
             self._appends[bucket] = self._capture_append(bucket)
             progress(len(self._scores) + len(self._appends), of)
+        for rows in _UNCAPTURED:
+            self._compile(rows)
         self.seconds = time.perf_counter() - began
         self.bytes = max(before - torch.cuda.mem_get_info(device)[0], 0)
+
+    def _compile(self, rows: int) -> None:
+        """Compile what runs without being captured: a launch of a new kind must not wait for that later."""
+        inputs = self._inputs(Bucket(1, rows), self._features)
+        batch = Ragged((rows,), (self._longest * PAGE,), inputs.starts, inputs.cached, inputs.table)
+        self._model.append(AppendBatch(inputs.tokens, batch), self._pages)
+        self._model.score(ScoreBatch(inputs.tokens, inputs.dense, batch), self._pages)
+        torch.cuda.current_stream(self._pages.device).synchronize()
 
     def append(self, bucket: Bucket, staged: Packed) -> None:
         """Launch what was staged for this bucket on the current stream."""

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,8 @@ from relaygr.errors import InvalidInput
 from relaygr.history.digest import EMPTY, PAGE, chain, page_hash, page_hashes
 
 __all__ = ["History", "frozen", "index", "integers"]
+
+_LONGEST_GAP: Final = np.iinfo(np.int64).max
 
 _Int = TypeVar("_Int", np.int32, np.int64)
 
@@ -181,9 +183,12 @@ class History:
 
         Never negative: a gap too long for int64 counts as the longest one.
         """
-        gaps = np.diff(self.timestamps[max(low - 1, 0) : high])
-        gaps[gaps < 0] = np.iinfo(np.int64).max
-        return np.concatenate((np.zeros(1, np.int64), gaps)) if low == 0 and high > 0 else gaps
+        gaps = np.zeros(max(high - low, 0), np.int64)
+        first = max(low, 1)
+        if high > first:
+            np.subtract(self.timestamps[first:high], self.timestamps[first - 1 : high - 1], out=gaps[first - low :])
+            gaps[gaps < 0] = _LONGEST_GAP
+        return gaps
 
     def _within(self, length: int) -> int:
         length = index("length", length)

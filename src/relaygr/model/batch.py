@@ -13,7 +13,7 @@ from relaygr.kernels.ragged import PageList
 from relaygr.model.candidates import Candidates
 from relaygr.model.config import ModelConfig
 from relaygr.model.packed import BatchShape, Packed
-from relaygr.model.tokens import history_tokens, write_candidate_tokens
+from relaygr.model.tokens import write_candidate_tokens, write_history_tokens
 
 __all__ = ["AppendBatch", "AppendRow", "ScoreBatch", "ScoreRow"]
 
@@ -70,11 +70,7 @@ class AppendBatch:
         """Write these rows; there must be room for them."""
         packed.place([row.high - row.low for row in rows], [row.low for row in rows], [row.pages for row in rows])
         tokens, _ = packed.rows_of(sum(row.high - row.low for row in rows))
-        begin = 0
-        for row in rows:
-            end = begin + row.high - row.low
-            tokens[begin:end] = history_tokens(config, row.history, row.context, row.low, row.high)
-            begin = end
+        write_history_tokens(config, [(row.history, row.context, row.low, row.high) for row in rows], tokens)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class Packed:
         self.starts, self.cached, self.table = views[:3]
         self.tokens = views[3].t()
         self.dense: torch.Tensor | None = views[4].view(torch.float32) if shape.features else None
+        self._host = _HostViews(self) if words.device.type == "cpu" else None
 
     @staticmethod
     def empty(shape: BatchShape, *, device: torch.device | str = "cpu", pinned: bool = False) -> "Packed":
@@ -74,7 +75,8 @@ class Packed:
 
     def place(self, rows: Sequence[int], cached: Sequence[int], pages: Sequence[PageList]) -> None:
         """Say whose the rows are and where their tokens lie. Users past these have no rows."""
-        users, starts, held, table = len(rows), self.starts.numpy(), self.cached.numpy(), self.table.numpy()
+        host, users = self._writable(), len(rows)
+        starts, held, table = host.starts, host.cached, host.table
         starts[0] = 0
         np.cumsum(rows, out=starts[1 : users + 1])
         starts[users + 1 :] = starts[users]
@@ -85,12 +87,28 @@ class Packed:
 
     def rows_of(self, total: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
         """Tokens and dense features of the first `total` rows, to be written; those behind are made harmless."""
-        tokens = self.tokens.numpy()
+        host = self._writable()
+        tokens, dense = host.tokens, host.dense
         tokens[total:] = 0
-        dense = None if self.dense is None else self.dense.numpy()
         if dense is not None:
             dense[total:] = 0.0
         return tokens[:total], None if dense is None else dense[:total]
+
+    def _writable(self) -> "_HostViews":
+        if self._host is None:
+            raise ValueError("a batch is written in host memory")
+        return self._host
+
+
+class _HostViews:
+    """The parts of a packed batch as arrays: made once, since buffers are used again."""
+
+    def __init__(self, packed: Packed) -> None:
+        self.starts: npt.NDArray[np.int32] = packed.starts.numpy()
+        self.cached: npt.NDArray[np.int32] = packed.cached.numpy()
+        self.table: npt.NDArray[np.int32] = packed.table.numpy()
+        self.tokens: npt.NDArray[np.int32] = packed.tokens.numpy()
+        self.dense: npt.NDArray[np.float32] | None = None if packed.dense is None else packed.dense.numpy()
 
 
 def _padded(part: tuple[int, ...]) -> int:

@@ -11,6 +11,7 @@ A token is four row numbers, one in each table; its embedding is the sum of the 
 Everything a token holds depends on it and on the tokens before it alone, so what follows never changes it.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Final
 
@@ -30,6 +31,7 @@ __all__ = [
     "table_row",
     "table_rows",
     "write_candidate_tokens",
+    "write_history_tokens",
 ]
 
 Rows = npt.NDArray[np.int64]
@@ -38,6 +40,8 @@ _GAP_BITS: Final = 2
 _GAP_LIMIT: Final = 2**31 - 1
 _POSITION_BITS: Final = 7
 _POSITION_LIMIT: Final = 2**24 - 1
+_REMEMBERED: Final = 2**18
+"""Positions whose buckets are computed once."""
 
 
 def log_bucket(values: Rows, bits: int) -> Rows:
@@ -81,20 +85,58 @@ def table_row(ids: Rows, rows: int) -> Rows:
 def history_tokens(config: ModelConfig, history: History, context: Rows, low: int, high: int) -> Rows:
     """Tokens low … high of context and history, [high - low, 4]. Reads no more of the history than that."""
     tokens = np.empty((high - low, 4), np.int64)
-    split = min(max(len(context) - low, 0), high - low)
-    if split:
-        slots = np.arange(low, low + split)
-        tokens[:split, 0] = config.items + table_row(context[low : low + split], config.contexts)
-        tokens[:split, 1] = config.actions + 1 + slots
-        tokens[:split, 2] = _NO_GAP
-        tokens[:split, 3] = _NO_POSITION
-    first, last = low + split - len(context), high - len(context)
-    if first < last:
-        tokens[split:, 0] = table_row(history.items[first:last], config.items)
-        tokens[split:, 1] = history.actions[first:last]
-        tokens[split:, 2] = log_bucket(np.minimum(history.gaps(first, last), _GAP_LIMIT), _GAP_BITS)
-        tokens[split:, 3] = log_bucket(np.minimum(np.arange(first, last), _POSITION_LIMIT), _POSITION_BITS)
+    write_history_tokens(config, [(history, context, low, high)], tokens)
     return tokens
+
+
+def write_history_tokens(
+    config: ModelConfig, parts: Sequence[tuple[History, Rows, int, int]], out: npt.NDArray[np.integer]
+) -> None:
+    """`history_tokens` of many users, one behind the other, into `out` [rows, 4]."""
+    columns: list[tuple[Rows, npt.NDArray[np.int32], Rows]] = []
+    places = []
+    begin = 0
+    for history, context, low, high in parts:
+        split = min(max(len(context) - low, 0), high - low)
+        if split:
+            _write_context(config, context, low, low + split, out[begin : begin + split])
+        first, last = low + split - len(context), high - len(context)
+        if first < last:
+            columns.append((history.items[first:last], history.actions[first:last], history.gaps(first, last)))
+            places.append(slice(begin + split, begin + high - low))
+            out[places[-1], 3] = _positions(first, last)
+        begin += high - low
+    if not columns:
+        return
+    items, actions, gaps = (
+        np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*columns, strict=True)
+    )
+    whole = table_row(items, config.items), actions, log_bucket(np.minimum(gaps, _GAP_LIMIT), _GAP_BITS)
+    begin = 0
+    for place in places:
+        end = begin + place.stop - place.start
+        for number, column in enumerate(whole):
+            out[place, number] = column[begin:end]
+        begin = end
+
+
+def _write_context(config: ModelConfig, context: Rows, low: int, high: int, out: npt.NDArray[np.integer]) -> None:
+    out[:, 0] = config.items + table_row(context[low:high], config.contexts)
+    out[:, 1] = config.actions + 1 + np.arange(low, high)
+    out[:, 2] = _NO_GAP
+    out[:, 3] = _NO_POSITION
+
+
+def _positions(first: int, last: int) -> Rows:
+    """Buckets of the positions first … last - 1."""
+    if last > _REMEMBERED:
+        return log_bucket(np.minimum(np.arange(first, last), _POSITION_LIMIT), _POSITION_BITS)
+    return _first_positions(1 << last.bit_length())[first:last]
+
+
+@functools.cache
+def _first_positions(count: int) -> Rows:
+    return log_bucket(np.arange(count), _POSITION_BITS)
 
 
 def candidate_tokens(config: ModelConfig, items: Rows, position: int) -> Rows:
@@ -111,5 +153,11 @@ def write_candidate_tokens(
     out[:, 0] = table_row(items, config.items)
     out[:, 1] = config.actions
     out[:, 2] = _NO_GAP
-    buckets = log_bucket(np.minimum(np.asarray(positions, np.int64), _POSITION_LIMIT), _POSITION_BITS)
-    out[:, 3] = np.repeat(buckets, counts)
+    out[:, 3] = np.repeat([_position_bucket(position) for position in positions], counts)
+
+
+def _position_bucket(position: int) -> int:
+    """`log_bucket` of one position."""
+    position = min(position, _POSITION_LIMIT)
+    shift = max(position.bit_length() - 1 - _POSITION_BITS, 0)
+    return (shift << _POSITION_BITS) + (position >> shift)

@@ -1,0 +1,78 @@
+"""A step is staged in groups, and its scores come back in its own order."""
+
+import numpy as np
+import torch
+
+from behaviours import numbered
+from relaygr import Candidates
+from relaygr.engine.staging import Staged, Staging
+from relaygr.engine.step import Served, Step
+from relaygr.model import build_model
+from relaygr.model.batch import AppendRow, ScoreRow
+from relaygr.model.inputs import NO_CONTEXT
+
+MODEL = build_model("hstu", layers=1, dim=8, heads=1, items=500_000, seed=0, tasks=2, scale_length=1.0)
+SERVED = Served(MODEL, "v", 0)
+CAPTURED = object()
+
+
+def step(counts: list[int], appends: int = 0) -> Step:
+    scores = [ScoreRow(Candidates(np.arange(count)), None, 0, 0, []) for count in counts]
+    history = numbered(60)
+    rows = [AppendRow(history, NO_CONTEXT, 0, 10 + index, [index]) for index in range(appends)]
+    return Step(SERVED, rows, scores)
+
+
+def staged(work: Step, staging: Staging, *, captured: bool = True) -> Staged:
+    return Staged(work, CAPTURED if captured else None, 4, staging)  # type: ignore[arg-type]
+
+
+def test_scores_go_back_to_the_rows_they_are_of() -> None:
+    counts = [3, 700, 1, 128, 2500, 129]
+    held = staged(step(counts), Staging())
+    out = held.take_out(2)
+    begin = 0
+    for group in held.scores:
+        for member in group.members:
+            out[begin : begin + counts[member]] = float(member)
+            begin += counts[member]
+    for member, part in enumerate(held.scores_of(out)):
+        assert part.shape == (counts[member], 2)
+        assert (part == member).all()
+
+
+def test_scores_that_were_read_do_not_change_when_the_buffer_is_used_again() -> None:
+    staging = Staging()
+    held = staged(step([5]), staging)
+    out = held.take_out(2)
+    out[:5] = 1.0
+    (scores,) = held.scores_of(out)
+    held.release()
+    again = staged(step([5]), staging).take_out(2)
+    assert again.data_ptr() == out.data_ptr()
+    again.fill_(2.0)
+    assert (scores == 1.0).all()
+
+
+def test_buffers_are_used_again_only_when_their_step_has_ended() -> None:
+    staging = Staging()
+    first, second = staged(step([5], appends=3), staging), staged(step([5], appends=3), staging)
+    pointers = [held.scores[0].packed.words.data_ptr() for held in (first, second)]
+    assert len(set(pointers)) == 2
+    first.release()
+    assert staged(step([5], appends=3), staging).scores[0].packed.words.data_ptr() == pointers[0]
+
+
+def test_what_is_not_captured_is_staged_as_it_is() -> None:
+    held = staged(step([5, 600], appends=2), Staging(), captured=False)
+    (scores,), (appends,) = held.scores, held.appends
+    assert (scores.bucket, scores.packed.shape.rows, scores.members) == (None, 605, [0, 1])
+    assert (appends.bucket, appends.packed.shape.rows) == (None, 21)
+
+
+def test_the_ids_are_those_of_every_row_and_of_no_padding() -> None:
+    held = staged(step([5, 7], appends=1), Staging())
+    expected = [*numbered(60).items[:10].tolist(), *range(7), *range(5)]
+    assert held.ids().tolist() == expected
+    assert held.ids().dtype == np.int32
+    assert isinstance(held.scores[0].packed.words, torch.Tensor)
