@@ -22,9 +22,9 @@ from relaygr.serving.link import EngineLink
 from relaygr.serving.ranking import RelayRanking
 from relaygr.serving.run import bind, listening
 
-MODEL = build_model("hstu", layers=1, dim=16, heads=2, items=100, seed=0)
-LENGTH = 400
-PAGES = 4
+MODEL = build_model("hstu", layers=2, dim=64, heads=2, items=100, seed=0)
+LENGTH = 1500  # so long that copying is quicker than computing, whatever else the machine does
+PAGES = 12
 """Of such a history."""
 
 
@@ -75,7 +75,7 @@ class System:
 async def system(folder: Path, mode: TriggerMode, device_pages: int) -> AsyncIterator[System]:
     page = MODEL.layout.bytes
     config = EngineConfig(
-        device_cache=f"{device_pages * page}B", host_cache=f"{64 * page}B", max_history=600, lease_share=1.0
+        device_cache=f"{device_pages * page}B", host_cache=f"{200 * page}B", max_history=1600, lease_share=1.0
     )
     ready, until, clock = asyncio.Event(), asyncio.Event(), RealClock()
     draw = np.random.default_rng(0)
