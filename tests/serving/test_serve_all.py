@@ -67,7 +67,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_a_recommendation_names_items_path_instance_and_the_time_of_every_stage(served: Served) -> None:
     answer = served.recommend("user-7")
     assert len(answer["items"]) == 3
-    assert set(answer["items"][0]) == {"item", "score"}
+    assert set(answer["items"][0]) == {"item", "score", "title"}
     assert answer["instance"] in ("slot-0", "slot-1")
     assert set(answer["stages_ms"]) == {"retrieval", "pre_processing", "ranking", "total"}
     scores = [item["score"] for item in answer["items"]]

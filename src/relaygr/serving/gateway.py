@@ -45,8 +45,11 @@ class GatewayApp(App):
 
     calls: ClassVar = {operation.path: operation.method for operation in openapi.GATEWAY}
 
-    def __init__(self, pipeline: Pipeline, store: HistoryStore, ranking: RelayRanking) -> None:
+    def __init__(
+        self, pipeline: Pipeline, store: HistoryStore, ranking: RelayRanking, titles: Mapping[int, str] | None = None
+    ) -> None:
         super().__init__(MAX_BODY)
+        self._titles = titles or {}
         self.served: Counter[str] = Counter()
         """Recommendations by path."""
         self._pipeline = pipeline
@@ -87,7 +90,7 @@ class GatewayApp(App):
             self.served[found.path] += 1
         self._count(found)
         reply = RecommendReply(
-            items=[RecommendedItem(chosen.item, chosen.score) for chosen in found.items],
+            items=[RecommendedItem(chosen.item, chosen.score, self._titles.get(chosen.item)) for chosen in found.items],
             path=found.path,
             decision=found.decision,
             instance=found.instance,

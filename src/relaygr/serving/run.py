@@ -175,29 +175,34 @@ async def running_gateway(settings: Settings, membership: Membership, bound: soc
         clock = RealClock()
         router = Router(membership, settings.router)
         ranking = await stack.enter_async_context(RelayRanking(membership, router, Trigger(settings.trigger), clock))
-        retrieval = await _retrieval(settings, stack)
+        catalogue = None if own.retrieval_url else Catalogue.load(settings.data.need("catalogue"))
+        retrieval = await _retrieval(settings, catalogue, stack)
         features = FeaturePreProcessing(
             request_features=own.request_features, candidate_features=own.candidate_features
         )
         pipeline = await stack.enter_async_context(
             Pipeline(store, retrieval, features, ranking, ranking, settings.cascade, clock=clock)
         )
-        app = GatewayApp(pipeline, store, ranking)
+        titles = None
+        if catalogue is not None and catalogue.titles is not None:
+            titles = dict(zip(catalogue.ids.tolist(), catalogue.titles, strict=True))
+        app = GatewayApp(pipeline, store, ranking, titles)
         async with listening(app, bound) as port:
             yield url(own.host, port)
             await drain(app, own.drain_s)
 
 
-async def _retrieval(settings: Settings, stack: contextlib.AsyncExitStack) -> Retrieval:
-    """The one that the settings name; closed with the stack."""
+async def _retrieval(settings: Settings, catalogue: Catalogue | None, stack: contextlib.AsyncExitStack) -> Retrieval:
+    """From the catalogue, or by the service that the settings name; closed with the stack."""
     own = settings.gateway
     retrieval: Retrieval
-    if own.retrieval_url is not None:
+    if catalogue is None:
+        assert own.retrieval_url is not None
         retrieval = await stack.enter_async_context(
             HttpRetrieval(own.retrieval_url, settings.cascade.pipeline_ms / 1e3)
         )
     else:
-        retrieval = FaissRetrieval(Catalogue.load(settings.data.need("catalogue")))
+        retrieval = FaissRetrieval(catalogue)
     if own.retrieval_at_least_ms:
         retrieval = DelayedRetrieval(retrieval, own.retrieval_at_least_ms / 1e3)
     return retrieval

@@ -182,11 +182,13 @@ class RecommendBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Slow facts of the user, as ids."""
 
 
-class RecommendedItem(msgspec.Struct):
+class RecommendedItem(msgspec.Struct, omit_defaults=True):
     """One item, with its score by the model's first task."""
 
     item: int
     score: float
+    title: str | None = None
+    """Left out where the catalogue has none."""
 
 
 class RecommendReply(msgspec.Struct, kw_only=True):
