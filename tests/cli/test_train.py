@@ -103,6 +103,13 @@ def test_data_that_a_model_was_not_made_for_are_refused(trained: Path, tmp_path:
     assert "31 items" in call("evaluate", trained / "model", tmp_path / "data", status=1)
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_said_so(device: str, trained: Path, tmp_path: Path) -> None:
+    data = trained / "data"
+    assert "device" in call("train", trained / "tiny.toml", data, tmp_path / "out", "--device", device, status=1)
+    assert "device" in call("evaluate", trained / "model", data, "--device", device, status=1)
+
+
 def test_folders_and_recipes_that_are_none_are_said_so(trained: Path, tmp_path: Path) -> None:
     assert "relaygr train" in call("evaluate", tmp_path, trained / "data", status=1)
     assert "relaygr data import" in call("train", "ml-1m", tmp_path, tmp_path / "out", status=1)

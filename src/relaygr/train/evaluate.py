@@ -11,7 +11,7 @@ from relaygr.model import RankingModel
 from relaygr.train.dataset import UNKNOWN, Dataset
 from relaygr.train.recipe import Recipe
 from relaygr.train.scoring import next_item_metrics, next_item_ranks, ranking_metrics, ranking_scores
-from relaygr.train.sequences import Sequences
+from relaygr.train.sequences import Sequences, device_of
 from relaygr.train.split import Targets, split
 
 __all__ = ["DIGITS", "Figures", "check_fits", "evaluate", "labelled", "rounded"]
@@ -53,6 +53,7 @@ def evaluate(
     """Judge on the test part. `other` is the same data set under the other rule for ties."""
     check_fits(model, dataset)
     length = length or recipe.sequence.length
+    device = device_of(device)
     model = model.to(device)
     parts = split(dataset, recipe.sequence.split)
     sequences = Sequences(dataset, model.config, length, device)

@@ -6,14 +6,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from relaygr.errors import InvalidInput
 from relaygr.history import History
 from relaygr.model import ModelConfig
 from relaygr.model.tokens import candidate_tokens, history_tokens
 from relaygr.train.dataset import Dataset
 
-__all__ = ["Batch", "Sequences"]
+__all__ = ["Batch", "Sequences", "device_of"]
 
 _NO_CONTEXT: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+
+def device_of(name: torch.device | str) -> torch.device:
+    """The device of that name; InvalidInput where there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidInput("device", f"is {str(name)!r}; write cpu, cuda, cuda:1 …") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidInput("device", f"is {str(name)!r}, and this machine has {torch.cuda.device_count()} such GPUs")
+    return device
 
 
 class Batch(NamedTuple):

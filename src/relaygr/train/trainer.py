@@ -21,7 +21,7 @@ from relaygr.train.dataset import Dataset
 from relaygr.train.objectives import losses
 from relaygr.train.recipe import Optimiser, Recipe
 from relaygr.train.scoring import next_item_metrics, next_item_ranks, ranking_metrics, ranking_scores
-from relaygr.train.sequences import Batch, Sequences
+from relaygr.train.sequences import Batch, Sequences, device_of
 from relaygr.train.split import Split, Targets, split
 
 __all__ = ["Epoch", "Trained", "fresh_model", "train"]
@@ -97,7 +97,7 @@ def train(
     With a `folder`, the state after each epoch is kept there; called again with the same recipe and seed, training
     goes on from it and ends as if it had never stopped. Same data, recipe, seed and machine: same model.
     """
-    run = _Run(dataset, recipe, seed, torch.device(device), folder)
+    run = _Run(dataset, recipe, seed, device_of(device), folder)
     run.resume()
     for epoch in range(len(run.epochs), recipe.optimiser.epochs):
         if run.is_over():
