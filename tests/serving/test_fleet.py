@@ -103,8 +103,8 @@ async def test_empty_caches_above_fulls_load_cost_no_deadline_and_fill_again(tmp
         rate = 3 * 2 / FULL_S  # three times what the devices could compute in full
         await here.arrive(users, 0.1 * rate, seed)
         warm = here.now
-        load = asyncio.create_task(here.arrive(users * 30, rate, seed))
-        await asyncio.sleep(2.0)
+        load = asyncio.create_task(here.arrive(users * 24, rate, seed))
+        await asyncio.sleep(1.5)
         cold = here.now
         for engine in here.engines.values():
             for user in users:

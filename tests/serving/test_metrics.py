@@ -26,9 +26,12 @@ from relaygr.relay import Membership, Router, RouterConfig, Trigger, TriggerConf
 from relaygr.serving import metrics
 from relaygr.serving.engine_server import serve_engine
 from relaygr.serving.gateway import GatewayApp
+from relaygr.serving.gateway_metrics import GATEWAY
 from relaygr.serving.instance import InstanceApp
+from relaygr.serving.instance_metrics import ENGINE, INSTANCE
 from relaygr.serving.link import EngineLink
 from relaygr.serving.metrics import BUCKETS, Histogram, Kind, Metric
+from relaygr.serving.metrics_page import markdown
 from relaygr.serving.ranking import RelayRanking
 from relaygr.serving.run import bind, listening
 
@@ -144,15 +147,15 @@ def scraped_name(family: Any) -> str:
 
 def test_the_document_has_the_tables_of_the_code() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert metrics.markdown() in text, "run: python -m relaygr.serving.metrics"
+    assert markdown() in text, "run: python -m relaygr.serving.metrics_page"
     named = set(re.findall(r"\brelaygr_[a-z_]+\b", text))
-    known = {metric.name for metric in (*metrics.INSTANCE, *metrics.GATEWAY)}
+    known = {metric.name for metric in (*INSTANCE, *GATEWAY)}
     parts = {f"{name}_{part}" for name in known for part in ("bucket", "sum", "count")}
     assert known <= named <= known | parts
 
 
 def test_metrics_are_named_as_prometheus_wants_them() -> None:
-    for table in (metrics.INSTANCE, metrics.GATEWAY):
+    for table in (INSTANCE, GATEWAY):
         names = [metric.name for metric in table]
         assert len(names) == len(set(names))
         for metric in table:
@@ -164,7 +167,7 @@ def test_metrics_are_named_as_prometheus_wants_them() -> None:
 
 def test_everything_in_the_tables_is_scraped_and_nothing_else(tmp_path: Path) -> None:
     async def test(served: Relay) -> None:
-        for client, table in ((served.instance, metrics.INSTANCE), (served.gateway, metrics.GATEWAY)):
+        for client, table in ((served.instance, INSTANCE), (served.gateway, GATEWAY)):
             scrape = await served.scrape(client)
             assert [scraped_name(family) for family in scrape.families] == [metric.name for metric in table]
             assert [family.type for family in scrape.families] == [metric.kind for metric in table]
@@ -257,7 +260,7 @@ def test_without_its_engine_an_instance_still_tells_the_rest(tmp_path: Path) -> 
         await served.link.close()
         told = await served.scrape(served.instance)
         assert told("relaygr_engine_up", slot="slot-0") == 0
-        own = [metric.name for metric in metrics.INSTANCE[: -len(metrics.ENGINE)]]
+        own = [metric.name for metric in INSTANCE[: -len(ENGINE)]]
         assert [scraped_name(family) for family in told.families] == own
         assert (await served.instance.get("/v1/status")).status_code == 503
 

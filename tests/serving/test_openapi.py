@@ -26,20 +26,20 @@ from relaygr.errors import Overloaded, Unavailable
 from relaygr.history import LmdbStore
 from relaygr.history.store import StoreFull
 from relaygr.relay import Evidence, Membership, Router, Trigger
-from relaygr.serving import gateway, instance, openapi
+from relaygr.serving import gateway, instance, openapi, operations
 from relaygr.serving.engine_server import serve_engine
 from relaygr.serving.gateway import GatewayApp
 from relaygr.serving.http import App, Reply, Request
 from relaygr.serving.instance import InstanceApp
 from relaygr.serving.link import EngineLink
-from relaygr.serving.openapi import GATEWAY, INSTANCE, Operation
+from relaygr.serving.operations import GATEWAY, INSTANCE, Operation
 from relaygr.serving.ranking import RelayRanking
 from relaygr.serving.wire import Encoding, ErrorReply, PreInferBody, encode
 
 HTTP_DOCUMENT = Path(__file__).parents[2] / "docs" / "http.md"
 DOCUMENTS = {"gateway": json.loads(openapi.gateway_document()), "instance": json.loads(openapi.instance_document())}
 OPERATIONS = {"gateway": GATEWAY, "instance": INSTANCE}
-EXAMPLE = openapi.INSTANCE[0].examples["the whole history"]["behaviours"]
+EXAMPLE = INSTANCE[0].examples["the whole history"]["behaviours"]
 
 
 class BrokenLink:
@@ -84,7 +84,7 @@ class Served:
 
     async def example(self, operation: Operation, name: str | None = None) -> httpx.Response:
         body = {} if name is None else {"json": operation.examples[name]}
-        headers = {parameter: str(openapi._PARAMETERS[parameter][2]) for parameter in operation.parameters}
+        headers = {parameter: str(operations.PARAMETERS[parameter][2]) for parameter in operation.parameters}
         return await self.send(operation.method, operation.path, headers=headers, **body)
 
 
@@ -172,8 +172,8 @@ def test_a_document_is_openapi_with_words_for_everything(name: str) -> None:
     assert document["info"]["title"]
     assert document["info"]["version"]
     ids = []
-    for operations in document["paths"].values():
-        for operation in operations.values():
+    for methods in document["paths"].values():
+        for operation in methods.values():
             ids.append(operation["operationId"])
             assert operation["summary"]
             assert operation["description"]
@@ -208,7 +208,7 @@ def test_examples_are_what_the_structs_read(operation: Operation) -> None:
 
 
 def test_examples_of_errors_are_what_the_struct_reads() -> None:
-    for status, example in openapi._ERRORS.items():
+    for status, example in operations.ERRORS.items():
         assert msgspec.convert(example, ErrorReply).message, status
 
 

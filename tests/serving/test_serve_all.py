@@ -148,5 +148,14 @@ def test_a_port_in_use_is_said_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_a_file_where_a_folder_is_wanted_is_said_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    command = [sys.executable, "-m", "relaygr", "serve", "all", "--port", "0", "--data-dir", str(tmp_path / "data")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert "data-dir" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]

@@ -13,9 +13,9 @@ from relaygr.cascade.pipeline import Pipeline, Recommendation, RecommendRequest
 from relaygr.errors import DeadlineExceeded, InvalidInput
 from relaygr.history import HistoryStore
 from relaygr.relay import Health
-from relaygr.serving import metrics, openapi
+from relaygr.serving import gateway_metrics, metrics, openapi, operations
+from relaygr.serving.gateway_metrics import GatewayCounts
 from relaygr.serving.http import App, Reply, Request
-from relaygr.serving.metrics import GatewayCounts
 from relaygr.serving.ranking import RelayRanking
 from relaygr.serving.wire import (
     Alive,
@@ -43,7 +43,7 @@ MAX_K: Final = 1_000
 class GatewayApp(App):
     """The calls of a gateway."""
 
-    calls: ClassVar = {operation.path: operation.method for operation in openapi.GATEWAY}
+    calls: ClassVar = {operation.path: operation.method for operation in operations.GATEWAY}
 
     def __init__(
         self, pipeline: Pipeline, store: HistoryStore, ranking: RelayRanking, titles: Mapping[int, str] | None = None
@@ -57,8 +57,8 @@ class GatewayApp(App):
         self._ranking = ranking
         self._started = time.monotonic()
         self._counts = GatewayCounts()
-        self.metrics.tell(metrics.CASCADE, lambda: self._counts)
-        self.metrics.tell(metrics.RELAY, lambda: self._ranking)
+        self.metrics.tell(gateway_metrics.CASCADE, lambda: self._counts)
+        self.metrics.tell(gateway_metrics.RELAY, lambda: self._ranking)
 
     async def route(self, request: Request, encoding: Encoding) -> Reply | None:
         match request.method, request.path:

@@ -9,9 +9,9 @@ import numpy as np
 
 from relaygr.errors import HistoryNeeded, InvalidInput, RelayError
 from relaygr.history import History, HistoryStore, KnownHistory
-from relaygr.serving import link, metrics, openapi
+from relaygr.serving import instance_metrics, link, metrics, openapi, operations
 from relaygr.serving.http import App, Conflict, Reply, Request
-from relaygr.serving.metrics import EngineTold, InstanceCounts
+from relaygr.serving.instance_metrics import EngineTold, InstanceCounts
 from relaygr.serving.wire import (
     Alive,
     Encoding,
@@ -39,7 +39,7 @@ PARTS: Final = ("total", "prefix", "score")
 class InstanceApp(App):
     """The calls of an instance."""
 
-    calls: ClassVar = {operation.path: operation.method for operation in openapi.INSTANCE}
+    calls: ClassVar = {operation.path: operation.method for operation in operations.INSTANCE}
 
     def __init__(self, engine: link.EngineCalls, store: HistoryStore | None, slot: str) -> None:
         super().__init__(MAX_BODY)
@@ -50,8 +50,8 @@ class InstanceApp(App):
         self._started = time.monotonic()
         self._counts = InstanceCounts(slot)
         self._told: EngineTold | None = None
-        self.metrics.tell(metrics.FRONTEND, lambda: self._counts)
-        self.metrics.tell(metrics.ENGINE, lambda: self._told)
+        self.metrics.tell(instance_metrics.FRONTEND, lambda: self._counts)
+        self.metrics.tell(instance_metrics.ENGINE, lambda: self._told)
 
     async def route(self, request: Request, encoding: Encoding) -> Reply | None:
         match request.method, request.path:

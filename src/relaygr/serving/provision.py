@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from relaygr import default
+from relaygr.errors import InvalidInput
 from relaygr.history import History, LmdbStore
 from relaygr.history.longer import lengthened
 from relaygr.serving.settings import DataSettings
@@ -56,8 +57,14 @@ def provision(
 
     The model's card and the terms that its data come with go along.
     """
-    named, world = named or DataSettings(), world or World()
-    data.mkdir(parents=True, exist_ok=True)
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        _fill(data, progress, named or DataSettings(), world or World())
+    except OSError as error:
+        raise InvalidInput("data-dir", f"{data} cannot be filled: {error.strerror or error}") from error
+
+
+def _fill(data: Path, progress: Callable[[str], None], named: DataSettings, world: World) -> None:
     if named.model is None and not (data / "model.safetensors").exists():
         progress("copying the default model")
         for path in (default.CARD, default.LICENCE):
