@@ -120,8 +120,26 @@ def length() -> str:
     return "\n".join(lines)
 
 
+def kernel_targets() -> str:
+    """What attention was to reach."""
+    section = _result("kernels-h200")["sections"]["targets"]
+    lines = ["| shape | TFLOP/s | target | behind 100 large products |", "|---|---|---|---|"]
+    for row in section["rows"]:
+        found = f"{row['reached_tflops']:.0f}" if row["reached"] else f"**{row['reached_tflops']:.0f}, missed**"
+        lines.append(f"| {row['name']} | {found} | {row['target_tflops']} | {row['behind_a_product_tflops']:.0f} |")
+    ceilings = section["ceilings"]
+    lines += [
+        "",
+        f"Each shape was measured after a second of rest. A large bf16 matrix product ran at "
+        f"{ceilings['matrix_tflops']:.0f} TFLOP/s so, and at {ceilings['matrix_sustained_tflops']:.0f} on end, when the "
+        "card is at its power limit; the last column is what the shapes reach at those clocks.",
+    ]
+    return "\n".join(lines)
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"gpu-calls": gpu_calls},
+    "docs/kernels.md": {"kernel-targets": kernel_targets},
     "docs/engine.md": {"gpu-targets": gpu_targets, "gpu-loads": gpu_loads},
     "docs/training.md": {
         "next-items": next_items,
