@@ -130,9 +130,9 @@ def kernel_targets() -> str:
     ceilings = section["ceilings"]
     lines += [
         "",
-        f"Each shape was measured after a second of rest. A large bf16 matrix product ran at "
-        f"{ceilings['matrix_tflops']:.0f} TFLOP/s so, and at {ceilings['matrix_sustained_tflops']:.0f} on end, when the "
-        "card is at its power limit; the last column is what the shapes reach at those clocks.",
+        "Each shape was measured after a second of rest. A large bf16 matrix product ran at "
+        f"{ceilings['matrix_tflops']:.0f} TFLOP/s so, and at {ceilings['matrix_sustained_tflops']:.0f} on end, "
+        "when the card is at its power limit; the last column is what the shapes reach at those clocks.",
     ]
     return "\n".join(lines)
 

@@ -54,7 +54,7 @@ class TorchInVirtualTime(SimulatedExecutor):
         return self._torch.host_pages
 
     async def prepare(self, model: Model) -> Served:
-        return self._torch._prepare(model)
+        return self._torch._prepare(model)[0]
 
     def close(self) -> None:
         self._torch.close()

@@ -84,12 +84,15 @@ class TorchExecutor:
         return capacity
 
     async def prepare(self, model: Model) -> Served:
-        served = await asyncio.get_running_loop().run_in_executor(None, self._prepare, model)
-        self._tables[served.version, served.epoch] = _digest_of_tables(served.model)
+        served, tables = await asyncio.get_running_loop().run_in_executor(None, self._prepare, model)
+        self._tables[served.version, served.epoch] = tables
         return served
 
-    def _prepare(self, model: Model) -> Served:
-        """The model, moved, cast and given the device's kernels; the caller's own where nothing is to be cast."""
+    def _prepare(self, model: Model) -> tuple[Served, bytes]:
+        """The model, moved, cast and given the device's kernels; the caller's own where nothing is to be cast.
+
+        With the digest of its tables.
+        """
         model = _checked(model)
         layout = self._layout_of(model)
         if layout != self._layout:
@@ -106,7 +109,7 @@ class TorchExecutor:
         if self._tables.get((served.version, served.epoch), tables) != tables:
             raise InvalidInput("epoch", f"is {served.epoch}, which was served with other tables: raise it")
         self._runner.serve(served, hot, self._progress)
-        return served
+        return served, tables
 
     def _table_on_host(self, model: RankingModel) -> bool:
         if self._device.type != "cuda" or self._where == "device":
