@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from relaygr.cache import Lease, Lineage, PagePool, Prefix, Tier
 from relaygr.history import History
 
-NOTHING_SHARED = np.empty(0, np.int32)
+NOTHING_SHARED = np.empty(0, np.int64)
 
 
-def kept(pool: PagePool, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+def kept(pool: PagePool, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     """Pages that an index owns and nobody has pinned."""
     pages = pool.take(count)
     pool.own(pages)

@@ -14,13 +14,13 @@ TOTAL = 12
 
 
 def pages(*numbers: int) -> Pages:
-    return np.array(numbers, np.int32)
+    return np.array(numbers, np.int64)
 
 
 def test_taken_pages_are_distinct_and_pinned() -> None:
     pool = PagePool(TOTAL)
     taken = pool.take(5)
-    assert taken.dtype == np.int32
+    assert taken.dtype == np.int64
     assert len(set(taken.tolist())) == 5
     assert set(taken.tolist()) <= set(range(TOTAL))
     assert (pool.free, pool.pinned, pool.available) == (TOTAL - 5, 5, TOTAL - 5)
@@ -92,7 +92,7 @@ class Naive:
         assert self.pool.free == TOTAL - len(owned)
         assert self.pool.pinned == len(pinned)
         assert self.pool.available == TOTAL - len(pinned)
-        everything = np.arange(TOTAL, dtype=np.int32)
+        everything = np.arange(TOTAL, dtype=np.int64)
         assert self.pool.unpinned(everything) == TOTAL - len(pinned)
 
 

@@ -20,7 +20,7 @@ def lineage(history: History, context: Any = (), *, version: str = "v", epoch: i
 
 
 def prefix(history: History, context: Any = (), *, user: str = "u", version: str = "v", epoch: int = 0) -> Prefix:
-    pages = np.arange(-(-(len(context) + len(history)) // PAGE), dtype=np.int32)
+    pages = np.arange(-(-(len(context) + len(history)) // PAGE), dtype=np.int64)
     return Prefix.of(user, lineage(history, context, version=version, epoch=epoch), history, pages)
 
 
@@ -110,7 +110,7 @@ def test_a_prefix_knows_what_it_was_made_of(length: int, context: list[int], sta
 
 def test_other_pages_are_the_same_prefix() -> None:
     held = prefix(numbered(300))
-    elsewhere = held.on(np.array([7, 5, 3], np.int32))
+    elsewhere = held.on(np.array([7, 5, 3], np.int64))
     assert elsewhere.identity == held.identity
     assert elsewhere.pages.tolist() == [7, 5, 3]
     assert held.pages.tolist() == [0, 1, 2]

@@ -11,7 +11,7 @@ from relaygr.history import History
 
 USERS = "abcdef"
 LINEAGE = Lineage("v", 0, b"", 0, 0)
-NONE = np.empty(0, np.int32)
+NONE = np.empty(0, np.int64)
 
 
 def prefix(user: str, pages: Pages) -> Prefix:
@@ -61,7 +61,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(user=st.sampled_from(USERS), count=st.integers(0, 6), keep=st.integers(0, 6))
     def reserve(self, user: str, count: int, keep: int) -> None:
-        shared = np.array(self.pages.get(user, [])[:keep], np.int32)
+        shared = np.array(self.pages.get(user, [])[:keep], np.int64)
         pinned = self.pinned() | set(shared.tolist())
         possible = len(self.stamps) - len(pinned) >= count
         owned_before, gone = self.indexed() | self.pinned(), self.victims(count, pinned)
@@ -141,7 +141,7 @@ class TierMachine(RuleBasedStateMachine):
         assert pool.free == len(self.stamps) - len(owned)
         assert pool.pinned == len(pinned)
         assert pool.available == len(self.stamps) - len(pinned)
-        assert pool.unpinned(np.array(sorted(owned), np.int32)) == len(owned - pinned)
+        assert pool.unpinned(np.array(sorted(owned), np.int64)) == len(owned - pinned)
 
     @invariant()
     def what_someone_needs_is_as_they_left_it(self) -> None:

@@ -14,7 +14,7 @@ from relaygr.history import History
 
 
 def prefix(user: str) -> Prefix:
-    return Prefix.of(user, Lineage("v", 0, b"", 0, 0), History.empty(), np.empty(0, np.int32))
+    return Prefix.of(user, Lineage("v", 0, b"", 0, 0), History.empty(), np.empty(0, np.int64))
 
 
 def offer(queue: WriteBackQueue, what: Prefix) -> bool:

@@ -23,7 +23,7 @@ MODEL = SimulatedModel()
 HISTORY = numbered(100)
 CANDIDATES = np.arange(3)
 NO_CONTEXT = np.empty(0, np.int64)
-PAGE_0 = np.zeros(1, np.int32)
+PAGE_0 = np.zeros(1, np.int64)
 SOME = Faults(refuse=0.1, fail=0.2, fail_after=0.2, delay=0.2, hang=0.1)
 COSTS = SimulatedCosts(step=1e-3, token=0.0, pair=0.0, candidate=0.0, candidate_pair=0.0, copy=1e-3, page=0.0)
 
@@ -199,7 +199,7 @@ def test_a_failed_copy_did_not_happen_and_a_good_one_did() -> None:
         rig.faulty.active = False
         await rig.faulty.launch(rig.append())
         await rig.faulty.copy(PageCopy(Direction.OUT, PAGE_0, PAGE_0))
-        there, back = np.ones(1, np.int32), PageCopy(Direction.IN, PAGE_0, np.ones(1, np.int32))
+        there, back = np.ones(1, np.int64), PageCopy(Direction.IN, PAGE_0, np.ones(1, np.int64))
         elsewhere = Step(rig.served, [], [ScoreRow(Candidates(CANDIDATES), None, 100, 100, there)])
         right = simulated_scores(MODEL, HISTORY, CANDIDATES)
         rig.faulty.active = True

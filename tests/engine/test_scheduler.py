@@ -26,7 +26,7 @@ from relaygr.model.candidates import Candidates
 LONGEST = 12 * PAGE
 HISTORY = numbered(LONGEST)
 NO_CONTEXT = np.empty(0, np.int64)
-NO_PAGES = np.empty(0, np.int32)
+NO_PAGES = np.empty(0, np.int64)
 SERVED = [Served(SimulatedModel(name), name, 0) for name in ("old", "new")]
 LINEAGE = Lineage("v", 0, b"", 0, 0)
 COSTS = (1e-3, 1e-5, 1e-9, 1e-5, 1e-8)

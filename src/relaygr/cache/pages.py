@@ -14,7 +14,8 @@ from relaygr.history import PAGE
 
 __all__ = ["PagePool", "Pages"]
 
-Pages = npt.NDArray[np.int32]
+Pages = npt.NDArray[np.int64]
+"""Numbers of pages; as wide as an index, since indexing by any other width costs more than the rest."""
 
 
 class PagePool:
@@ -50,7 +51,7 @@ class PagePool:
         if count > len(self._free):
             raise RuntimeError(f"{count} pages taken where {len(self._free)} are free")
         cut = len(self._free) - count
-        pages = np.array(self._free[cut:], np.int32)
+        pages = np.array(self._free[cut:], np.int64)
         del self._free[cut:]
         self._pins[pages] = 1
         self.pinned += count

@@ -17,7 +17,7 @@ from relaygr.history import PAGE, History, KnownHistory
 
 __all__ = ["Builds"]
 
-NO_PAGES: Final[Pages] = np.empty(0, np.int32)
+NO_PAGES: Final[Pages] = np.empty(0, np.int64)
 
 
 class Builds:

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from relaygr.cache import Tier
+from relaygr.cache import Pages, Tier
 from relaygr.engine.cost import CostModel
 from relaygr.engine.step import Direction, Executor, PageCopy, Served, Step
 from relaygr.errors import Unavailable
@@ -72,7 +72,7 @@ async def _measure(
 
 
 async def _steps(
-    executor: Executor, served: Served, pages: np.ndarray[tuple[int], np.dtype[np.int32]], longest: int
+    executor: Executor, served: Served, pages: Pages, longest: int
 ) -> list[Sample]:
     """Of appends that together fill a prefix, and of scores on parts of it."""
     draw = np.random.default_rng(0)

@@ -40,7 +40,7 @@ class WriteBack:
             if self._device.find(prefix.user) is not prefix:
                 continue  # evicted or replaced before its turn
             old = self._host.find(prefix.user)
-            kept: Pages = np.empty(0, np.int32)
+            kept: Pages = np.empty(0, np.int64)
             if old is not None and old.lineage == prefix.lineage:
                 if old.identity == prefix.identity:
                     continue

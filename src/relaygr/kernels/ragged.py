@@ -11,7 +11,7 @@ from relaygr.history import PAGE
 
 __all__ = ["PageList", "Ragged"]
 
-PageList = Sequence[int] | npt.NDArray[np.int32]
+PageList = Sequence[int] | npt.NDArray[np.integer]
 """One user's pages, in order."""
 
 
