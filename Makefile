@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-BENCHES ?= benchmarks/history.py benchmarks/model.py benchmarks/engine.py
+BENCHES ?= benchmarks/history.py benchmarks/model.py benchmarks/engine.py benchmarks/serving.py
 
 VENV := .venv
 BIN := $(VENV)/bin

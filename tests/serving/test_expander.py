@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from held import HeldExecutor
 from relaygr import Engine, EngineConfig, build_model
 from relaygr.cascade import Catalogue, FaissRetrieval, FeaturePreProcessing, Pipeline, PipelineConfig
 from relaygr.clock import RealClock
@@ -31,8 +32,10 @@ PAGES = 12
 class System:
     """A gateway and an instance, each with a client."""
 
-    def __init__(self, gateway: httpx.AsyncClient, instance: httpx.AsyncClient, engine: Engine) -> None:
-        self._gateway, self._instance, self._engine = gateway, instance, engine
+    def __init__(
+        self, gateway: httpx.AsyncClient, instance: httpx.AsyncClient, engine: Engine, executor: HeldExecutor
+    ) -> None:
+        self._gateway, self._instance, self._engine, self.executor = gateway, instance, engine, executor
 
     async def recommend(self, user: str) -> str:
         """The path, which header, body and the metrics of both must agree on."""
@@ -66,8 +69,16 @@ class System:
 
     async def settled(self) -> None:
         """Until nothing runs and everything is written back."""
+
+        def at_rest() -> bool:
+            status = self._engine.status()
+            return not (status.copies_in_flight or status.write_back_waiting or status.builds_under_way)
+
+        await self.until(at_rest)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(30):
-            while (s := self._engine.status()).copies_in_flight or s.write_back_waiting or s.builds_under_way:  # noqa: ASYNC110
+            while not holds():  # noqa: ASYNC110  (what is waited for is another side's state)
                 await asyncio.sleep(0.001)
 
 
@@ -83,7 +94,8 @@ async def system(folder: Path, mode: TriggerMode, device_pages: int) -> AsyncIte
         store = stack.enter_context(LmdbStore(folder / "store"))
         for number in range(8):
             store.append(f"u{number}", draw.integers(0, 100, LENGTH), draw.integers(0, 16, LENGTH), np.arange(LENGTH))
-        engine = await stack.enter_async_context(Engine(MODEL, config))
+        executor = HeldExecutor()
+        engine = await stack.enter_async_context(Engine(MODEL, config, executor=executor))
         serving = asyncio.create_task(serve_engine(engine, str(folder / "engine"), ready.set, until))
         await ready.wait()
         link = await EngineLink.connect(str(folder / "engine"))
@@ -102,7 +114,8 @@ async def system(folder: Path, mode: TriggerMode, device_pages: int) -> AsyncIte
             await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60, trust_env=False))
             for url in (f"http://127.0.0.1:{port}", membership.address("slot-0"))
         ]
-        yield System(clients[0], clients[1], engine)
+        yield System(clients[0], clients[1], engine, executor)
+        executor.go.set()
         await link.close()
         until.set()
         await serving
@@ -173,3 +186,16 @@ def test_ten_recommendations_of_one_user_at_once_cost_one_compute(tmp_path: Path
         assert sources["NOTHING"] == 1
 
     run(tmp_path, test, TriggerMode.ALWAYS)
+
+
+def test_a_client_that_leaves_the_gateway_takes_its_rank_off_the_instance(tmp_path: Path) -> None:
+    async def test(served: System) -> None:
+        served.executor.go.clear()
+        asked = asyncio.create_task(served._gateway.post("/v1/recommend", json={"user": "u1", "k": 3}))
+        await served.until(lambda: served._engine.status().ranks_under_way == 1)
+        asked.cancel()
+        await served.until(lambda: served._engine.status().ranks_under_way == 0)
+        served.executor.go.set()
+        assert await served.recommend("u2") == "FULL"
+
+    run(tmp_path, test, TriggerMode.NEVER)

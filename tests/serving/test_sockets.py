@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from held import HeldExecutor
 from relaygr import Engine, EngineConfig, History, build_model
-from relaygr.engine.step import Step, StepResult
-from relaygr.engine.torch_executor import TorchExecutor
 from relaygr.serving.client import HttpClient
 from relaygr.serving.engine_server import serve_engine
 from relaygr.serving.instance import InstanceApp
@@ -21,25 +20,6 @@ from relaygr.serving.run import bind, listening
 MODEL = build_model("hstu", layers=1, dim=16, heads=2, items=100, seed=0)
 DRAW = np.random.default_rng(0)
 HISTORY = History(DRAW.integers(0, 100, 400), DRAW.integers(0, 16, 400), np.arange(400) * 60)
-
-
-class HeldExecutor(TorchExecutor):
-    """Steps begin when they are let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go = asyncio.Event()
-        self.go.set()
-        self.tokens = 0
-        """Of histories, run so far."""
-
-    def launch(self, step: Step) -> "asyncio.Future[StepResult]":
-        return asyncio.ensure_future(self._held(step))
-
-    async def _held(self, step: Step) -> StepResult:
-        await self.go.wait()
-        self.tokens += sum(row.high - row.low for row in step.appends)
-        return await super().launch(step)
 
 
 class Served:

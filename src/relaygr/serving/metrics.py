@@ -156,7 +156,7 @@ HTTP: Final[tuple[Metric[Served], ...]] = (
     Metric(
         "relaygr_http_requests_total",
         Kind.COUNTER,
-        "Requests answered, by call (its path, or other) and HTTP status.",
+        "Requests answered, by call (its path, or other) and HTTP status; 499: the client went before.",
         ("call", "status"),
         lambda app: {(call, str(status)): float(count) for (call, status), count in app.requests.items()},
     ),
