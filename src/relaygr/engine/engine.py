@@ -26,7 +26,7 @@ TRUNCATE_AT: Final = 0.75
 """The share of a rank's time after which, under on_miss="truncate", it stops waiting for its prefix."""
 _END_OF_TIME: Final = 1e12
 UNHURRIED_S: Final = 1.0
-"""How urgent work without a deadline is: as if it were due this long after it came."""
+"""How urgent a rank is at the least, whatever its deadline: as if it were due this long after it came."""
 
 
 class Engine:
@@ -193,7 +193,7 @@ class Engine:
             candidates=checked,
             request=features,
             deadline=math.inf if deadline is None else due,
-            due=due,
+            due=min(due, now + UNHURRIED_S),
             order=loop.next_order(),
             arrived=now,
             future=events.create_future(),

@@ -41,7 +41,7 @@ class Rank:
     deadline: float
     """When the call ends; infinite if the caller set none."""
     due: float
-    """What the schedule orders by: the deadline, or arrival plus a second."""
+    """What the schedule orders by: the deadline, or arrival plus a second where that is earlier."""
     order: int
     arrived: float
     future: "asyncio.Future[Ranked]"

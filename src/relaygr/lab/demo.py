@@ -35,11 +35,11 @@ class Demo:
 
     requests: int = 240
     users: int = 24
-    length: int = 3500
+    length: int = 3000
     """Behaviours of a user, about."""
     candidates: int = 128
     instances: int = 2
-    retrieval_ms: float = 150.0
+    retrieval_ms: float = 200.0
     """How long retrieval takes at least: a stand-in for one over millions of items."""
     load: float = 0.5
     """Requests arrive at this share of what the cores could compute in full."""
