@@ -20,7 +20,7 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or a .toml file of one's own.")],
     source: Annotated[Path, typer.Argument(metavar="DATA", help="A folder of `relaygr data import`.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for the model.")],
-    seed: Annotated[int, typer.Option(min=0, help="The same seed trains the same model on the same machine.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed trains the same model on the same CPU.")] = 0,
     device: Annotated[str, typer.Option(help="Where it is trained: cpu, or cuda, in bfloat16 there.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as JSON, for machines.")] = False,
 ) -> None:

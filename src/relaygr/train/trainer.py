@@ -95,7 +95,7 @@ def train(
     """Train, and return the model of the epoch that was best on the validation part.
 
     With a `folder`, the state after each epoch is kept there; called again with the same recipe and seed, training
-    goes on from it and ends as if it had never stopped. Same data, recipe, seed and machine: same model.
+    goes on from it and ends as if it had never stopped. Same data, recipe, seed and CPU: same model.
     """
     run = _Run(dataset, recipe, seed, device_of(device), folder)
     run.resume()
