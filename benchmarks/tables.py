@@ -138,7 +138,7 @@ def kernel_targets() -> str:
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"gpu-calls": gpu_calls},
+    "README.md": {"gpu-calls": gpu_calls, "length": length, "next-items": next_items},
     "docs/kernels.md": {"kernel-targets": kernel_targets},
     "docs/engine.md": {"gpu-targets": gpu_targets, "gpu-loads": gpu_loads},
     "docs/training.md": {
