@@ -1,0 +1,94 @@
+"""`relaygr lab`: experiments."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from relaygr.cli.output import errors
+from relaygr.lab.workload import Profile, Recorded, Workload
+
+__all__ = ["lab"]
+
+lab = typer.Typer(help="Experiments: traffic to measure servers with.", no_args_is_help=True)
+
+_DEFAULT = Workload(100.0, 60.0)
+
+
+@lab.callback()
+def main() -> None:
+    """Experiments."""
+
+
+@lab.command()
+def workload(
+    out: Annotated[Path, typer.Argument(help="The trace to write, a Parquet file.")],
+    rate: Annotated[float, typer.Option(help="Requests a second, on average. More users, not shorter gaps.")] = 100.0,
+    seconds: Annotated[float, typer.Option(help="How long it lasts.")] = 60.0,
+    profile: Annotated[Profile, typer.Option(help="How users come back.")] = _DEFAULT.profile,
+    reuse: Annotated[float, typer.Option(help="Profile reuse: the share of requests by users who return.")] = 0.0,
+    gap_s: Annotated[float, typer.Option(help="Profile reuse: seconds between a user's requests.")] = _DEFAULT.gap_s,
+    lengths: Annotated[
+        str, typer.Option(help="Behaviours of users: kuairand-1k, ml-1m, or a number.")
+    ] = _DEFAULT.lengths,
+    longest: Annotated[int, typer.Option(help="Longer histories are cut to this.")] = _DEFAULT.longest,
+    new: Annotated[float, typer.Option(help="Behaviours between two requests of a user.")] = _DEFAULT.new,
+    candidates: Annotated[int, typer.Option(help="Items to rank.")] = _DEFAULT.candidates,
+    retrieval_ms: Annotated[float, typer.Option(help="Retrieval takes this long, in the middle.")] = 100.0,
+    pre_processing_ms: Annotated[float, typer.Option(help="Pre-processing takes this long, in the middle.")] = 20.0,
+    past_s: Annotated[float, typer.Option(help="Seconds of the past to write, too, at times below 0.")] = 60.0,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(help="Users and times of a CSV or Parquet file, columns user and at (seconds), as a profile."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same trace.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON, for machines.")] = False,
+) -> None:
+    """Write a trace of requests: who asks when, with how long a history, and what the stages before ranking take.
+
+    Arrivals do not wait for answers. Profiles: `refresh` (8 requests on average, 2 to 10 s apart), `globo` (sessions
+    and gaps of a news portal, Globo.com), `reuse` (a share set directly). At a higher rate there are more users; the
+    gaps of each stay what they were. A trace that joins facts of two sources says that it is a hybrid.
+    """
+    with errors("lab workload"):
+        wanted = Workload(
+            rate, seconds, profile, reuse, gap_s, lengths, longest, new, candidates, retrieval_ms, pre_processing_ms,
+            past_s, seed,
+        )  # fmt: skip
+        trace = wanted.trace(None if recorded is None else _recorded(recorded))
+        trace.save(out)
+    present = trace.at >= 0
+    told: dict[str, Any] = {
+        "requests": int(present.sum()),
+        "past": int((~present).sum()),
+        "users": len(set(trace.user[present].tolist())),
+        "rate": float(present.sum() / seconds),
+        "returning": trace.returning,
+        "hybrid": trace.made["hybrid"],
+        "sources": trace.made["sources"],
+    }
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+        return
+    table = Table(box=None, show_header=False)
+    for name, value in told.items():
+        table.add_row(name, f"{value:.3f}" if isinstance(value, float) else str(value))
+    Console().print(table)
+
+
+def _recorded(path: Path) -> Recorded:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    from relaygr.errors import InvalidInput
+
+    try:
+        read = pyarrow.csv.read_csv if path.suffix == ".csv" else pyarrow.parquet.read_table
+        table = read(path)
+        return Recorded(table["at"].to_numpy(), table["user"].to_numpy(), f"recorded: {path.name}")
+    except (OSError, KeyError, pa.ArrowInvalid) as error:
+        raise InvalidInput("recorded", f"cannot be read from {path}: {error}") from error
