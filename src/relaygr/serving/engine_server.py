@@ -141,11 +141,15 @@ def _say_ready() -> None:
 
 
 @contextlib.asynccontextmanager
-async def _alone() -> AsyncIterator[None]:
-    """While no other engine of this user opens on this machine: an engine measures then what work costs."""
-    path = Path(tempfile.gettempdir()) / f"relaygr-{os.getuid()}.lock"
-    with path.open("w") as file:
-        await asyncio.to_thread(fcntl.flock, file, fcntl.LOCK_EX)
+async def _alone(settings: EngineSettings) -> AsyncIterator[None]:
+    """While no other engine of this user opens on this machine's CPU: an engine measures then what work costs."""
+    with contextlib.ExitStack() as stack:
+        if EngineConfig(**settings.config).device == "cpu":
+            with contextlib.suppress(OSError):  # then they measure at once, and learn better from what they serve
+                path = Path(tempfile.gettempdir()) / f"relaygr-{os.getuid()}.lock"
+                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                stack.callback(os.close, lock)
+                await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
         yield
 
 
@@ -169,7 +173,7 @@ async def _main(settings: EngineSettings) -> None:
 
     watcher = asyncio.create_task(wait_for_parent())
     async with contextlib.AsyncExitStack() as stack:
-        async with _alone():
+        async with _alone(settings):
             engine = await stack.enter_async_context(_engine(settings))
         await serve_engine(engine, settings.socket, _say_ready, until)
     await watcher
