@@ -71,9 +71,7 @@ async def _measure(
         host.pool.unpin(on_host)
 
 
-async def _steps(
-    executor: Executor, served: Served, pages: Pages, longest: int
-) -> list[Sample]:
+async def _steps(executor: Executor, served: Served, pages: Pages, longest: int) -> list[Sample]:
     """Of appends that together fill a prefix, and of scores on parts of it."""
     draw = np.random.default_rng(0)
     history = History(

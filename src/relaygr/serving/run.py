@@ -129,7 +129,13 @@ def bind(host: str, port: int) -> socket.socket:
 async def listening(app: Any, bound: socket.socket) -> AsyncIterator[int]:
     """uvicorn around the app on this socket; gives the port."""
     config = uvicorn.Config(
-        app, lifespan="off", access_log=False, log_level="warning", timeout_keep_alive=75, proxy_headers=False, ws="none"
+        app,
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        timeout_keep_alive=75,
+        proxy_headers=False,
+        ws="none",
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve([bound]))
