@@ -16,7 +16,8 @@ import store_processes
 from behaviours import numbered
 from relaygr.errors import InvalidInput, RelayError, Unavailable
 from relaygr.history import PAGE, History, LmdbStore, StoreCorrupt, StoreError, StoreFull
-from relaygr.history.lmdb_records import BLOCK, NAMES
+from relaygr.history.lmdb_records import NAMES
+from relaygr.history.records import BLOCK
 
 MIB = 1 << 20
 

@@ -1,5 +1,6 @@
 """What every store must do. A new kind of store is one more entry in STORES."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 import store_processes
 from behaviours import histories, lengths, numbered
+from optional import require
+from redis_server import redis_server
 from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import PAGE, History, HistoryStore, LmdbStore
 from relaygr.history.digest import EMPTY
@@ -29,13 +32,22 @@ def lmdb_stores(folder: Path) -> Iterator[Opener]:
         yield partial(LmdbStore, folder / f"store{number}", 1 << 30, durable=False)
 
 
-STORES = {"lmdb": lmdb_stores}
+def redis_stores(folder: Path) -> Iterator[Opener]:
+    store = require("relaygr.history.redis_store", "pip install 'relaygr[redis]'")
+    with redis_server(folder) as server:
+        for number in count():
+            # Slow machines are slow; what is slow on purpose is in test_redis_store.py.
+            yield partial(store.RedisStore, server.url, prefix=f"{number}:", timeout_s=60.0)
+
+
+STORES = {"lmdb": lmdb_stores, "redis": redis_stores}
 """For each kind: from an empty folder, any number of new, empty stores."""
 
 
 @pytest.fixture(params=STORES)
-def new_stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
-    return STORES[request.param](tmp_path)
+def new_stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Iterator[Opener]]:
+    with contextlib.closing(STORES[request.param](tmp_path)) as stores:  # type: ignore[type-var]  # they are generators
+        yield stores
 
 
 @pytest.fixture

@@ -1,0 +1,27 @@
+"""A store by the name that settings have for it."""
+
+import importlib
+from typing import Final
+
+from relaygr.errors import InvalidInput
+from relaygr.history.lmdb_store import LmdbStore
+from relaygr.history.store import HistoryStore
+
+__all__ = ["REDIS", "open_store"]
+
+REDIS: Final = ("redis://", "rediss://", "unix://")
+"""How the names of stores in Redis begin; every other is the folder of one in LMDB."""
+
+
+def open_store(name: str) -> HistoryStore:
+    """The store: redis://host:6379/0, rediss://, unix:///path, or a folder. Raises what its kind raises."""
+    if not name.startswith(REDIS):
+        return LmdbStore(name)
+    try:
+        kind = importlib.import_module("relaygr.history.redis_store").RedisStore
+    except ModuleNotFoundError as error:
+        if error.name != "redis":
+            raise
+        raise InvalidInput("store", "is in Redis, whose client is missing: pip install 'relaygr[redis]'") from error
+    store: HistoryStore = kind(name)
+    return store
