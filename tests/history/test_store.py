@@ -1,6 +1,7 @@
 """What every store must do. A new kind of store is one more entry in STORES."""
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -467,6 +468,34 @@ def test_a_writer_that_is_killed_leaves_whole_appends(opener: Opener) -> None:
         assert history == numbered(len(history))
         new = numbered(5, first=len(history))
         assert store.append("u", *columns(new)) == len(history) + 5
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_writers_killed_at_any_moment_lose_nothing_acknowledged(new_stores: Iterator[Opener], seed: int) -> None:
+    draw, opener = random.Random(seed), next(new_stores)
+    acknowledged = 0
+    for _ in range(8):
+        told, tell = store_processes.CONTEXT.Pipe(duplex=False)
+        arguments = (opener, ["a", "b"], tell)
+        writer = store_processes.CONTEXT.Process(target=store_processes.append_two, args=arguments)
+        writer.start()
+        tell.close()
+        with told:
+            for _ in range(draw.randrange(1, 30)):
+                acknowledged = told.recv()
+            # Somewhere within the next append: a spin of seeded length, not a time.
+            for _ in range(draw.randrange(0, 20_000)):
+                pass
+            writer.kill()
+            writer.join()
+            with contextlib.suppress(EOFError):
+                while True:
+                    acknowledged = told.recv()
+        with opener() as store:
+            history = store.read("a")
+            assert len(history) >= acknowledged
+            assert history == store.read("b") == numbered(len(history))
+            assert history.digest() == store.digest("a") == numbered(len(history)).digest()
 
 
 def test_a_process_gets_a_store_by_mail(store: HistoryStore) -> None:

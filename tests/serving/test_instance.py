@@ -245,3 +245,22 @@ def test_many_at_once_get_their_own_answers(tmp_path: Path) -> None:
         assert served.engine.status().ranks_under_way == 0
 
     run(tmp_path, test)
+
+
+def test_a_store_that_is_gone_asks_for_the_whole_history_and_what_is_cached_does_not_need_it(tmp_path: Path) -> None:
+    async def test(served: Instance) -> None:
+        body = {**by_digest(20), "candidates": ITEMS.tolist(), "request": [0.5, 1.0]}
+        assert served.app._store is not None
+        served.app._store.close()
+        asked = await served.post("/v1/rank", body)
+        assert asked.status_code == 409
+        assert "closed" in asked.json()["message"]
+        assert "send the whole history" in asked.json()["message"]
+        whole = {"user": "u", "behaviours": behaviours(HISTORY), "candidates": ITEMS.tolist(), "request": [0.5, 1.0]}
+        assert (await served.post("/v1/rank", whole)).status_code == 200
+        cached = await served.post("/v1/rank", body)
+        assert (cached.status_code, cached.json()["path"]) == (200, "RESIDENT")
+        right = oracle_scores(MODEL, HISTORY, ITEMS, request=np.array([0.5, 1.0], np.float32))
+        assert_scores(np.array(cached.json()["scores"]), right)
+
+    run(tmp_path, test, stored=380)

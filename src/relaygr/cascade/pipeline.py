@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypedDict, TypeV
 import numpy as np
 import numpy.typing as npt
 
+from relaygr.cascade.recent import RecentHistories
 from relaygr.cascade.stage import (
     Offload,
     Prepared,
@@ -28,7 +29,7 @@ from relaygr.cascade.stage import (
 from relaygr.clock import Clock, RealClock
 from relaygr.engine import Decision, Path
 from relaygr.errors import DeadlineExceeded, InvalidInput, RelayError, Unavailable
-from relaygr.history import History, HistoryStore, SteppedWindow
+from relaygr.history import History, HistoryStore, SteppedWindow, StoreCorrupt, StoreError
 from relaygr.history.history import index, integers
 from relaygr.model import Candidates
 from relaygr.relay import Shape
@@ -61,6 +62,8 @@ class PipelineConfig:
     """From a request's arrival to its answer; past it the request fails with DeadlineExceeded."""
     ranking_ms: float = 50.0
     """Of these, for ranking."""
+    store_ms: float = 40.0
+    """How long the store may take where a user's history was read before; then that is used, and the answer says so."""
     signal_grace_ms: float = 2.0
     """How long a rank that is ready waits for the reply to its signal, which names the instance to follow. It is taken
     out of the ranking budget; 0: not at all."""
@@ -72,7 +75,7 @@ class PipelineConfig:
     """How much of a history is read."""
 
     def __post_init__(self) -> None:
-        for field in ("pipeline_ms", "ranking_ms", "signal_grace_ms"):
+        for field in ("pipeline_ms", "ranking_ms", "store_ms", "signal_grace_ms"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise InvalidInput(field, f"must be a number, not {value!r}")
@@ -152,6 +155,8 @@ class Recommendation:
     engine_ms: float | None
     """Of ranking, what the engine took; None where nothing was ranked."""
     stages_ms: StagesMs
+    stale: bool = False
+    """Whether the store did not answer, and the history is the one that was read last."""
 
 
 class Pipeline:
@@ -187,6 +192,7 @@ class Pipeline:
         self._clock: Clock = clock or RealClock()
         self._wall_time = wall_time
         self._offload = offload
+        self._recent = RecentHistories()
         self._signals: set[asyncio.Task[Signal]] = set()
         self._closed = False
 
@@ -214,7 +220,7 @@ class Pipeline:
         end = _Limit(watch.arrived + budgets.pipeline_ms / 1e3, f"pipeline budget of {budgets.pipeline_ms:g} ms")
         at = self._wall_time()
 
-        history = await self._by(end, "reading the history", lambda: self._offload(lambda: self._read(request.user)))
+        history, stale = await self._history(request.user, watch.arrived, end)
         sent = self._send_signal(request, history, due=watch.arrived + budgets.lead_ms / 1e3)
         try:
             await asyncio.sleep(0)  # the signal is on its way before anything else is begun
@@ -240,7 +246,7 @@ class Pipeline:
             "total": watch.total(),
         }
         if reply is None or prepared.candidates is None:
-            return Recommendation((), None, signal.decision, None, signal.slot, 0, None, None, stages)
+            return Recommendation((), None, signal.decision, None, signal.slot, 0, None, None, stages, stale)
         items = _best(prepared.candidates.items, reply.scores, request.k)
         return Recommendation(
             items,
@@ -252,7 +258,26 @@ class Pipeline:
             reply.epoch,
             reply.timings.total,
             stages,
+            stale,
         )
+
+    def forget(self, user: str) -> None:
+        """Keep nothing of the user."""
+        self._recent.forget(user)
+
+    async def _history(self, user: str, arrived: float, end: "_Limit") -> tuple[History, bool]:
+        """The window of the user's history, and whether it is the one read last, because the store does not answer."""
+        recent, limit = self._recent.get(user), end
+        if recent is not None:
+            limit = min(end, _Limit(arrived + self.config.store_ms / 1e3, f"{self.config.store_ms:g} ms of the store"))
+        try:
+            history = await self._by(limit, "reading the history", lambda: self._offload(lambda: self._read(user)))
+        except (DeadlineExceeded, Unavailable, StoreError) as error:
+            if recent is None or isinstance(error, StoreCorrupt):
+                raise
+            return recent, True
+        self._recent.keep(user, history)
+        return history, False
 
     def _read(self, user: str) -> History:
         """The window of the user's history. It begins at a page, so that stored page hashes come with it."""

@@ -106,22 +106,26 @@ def lengthen(
 @data.command()
 def store(
     source: DataSet,
-    out: Annotated[Path, typer.Argument(metavar="STORE", help="The folder of the history store; made if missing.")],
+    out: Annotated[
+        str,
+        typer.Argument(metavar="STORE", help="A folder, made if missing, or redis://host:6379/0.", show_default=False),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Put every user's history into a store, which servers read. Users who are there already are replaced."""
     with errors("data store"), progress_bar() as bar:
-        from relaygr.history import LmdbStore
+        from relaygr.history import LmdbStore, open_store
+        from relaygr.history.opening import REDIS
         from relaygr.train import dataset as datasets
 
         loaded = datasets.load(source)
         task = bar.add_task("storing", total=loaded.users)
-        with LmdbStore(out, durable=False) as histories:
+        with open_store(out) if out.startswith(REDIS) else LmdbStore(out, durable=False) as histories:
             for user, name in enumerate(loaded.names):
                 history = loaded.history(user)
                 histories.replace(name, history.items, history.actions, history.timestamps)
                 bar.advance(task)
-    told = {"store": str(out), "users": loaded.users, "behaviours": len(loaded)}
+    told = {"store": out, "users": loaded.users, "behaviours": len(loaded)}
     typer.echo(json.dumps(told) if as_json else f"{loaded.users:,} users with {len(loaded):,} behaviours are in {out}.")
 
 

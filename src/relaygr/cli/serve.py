@@ -21,7 +21,7 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="The settings; see `relaygr config`. Options come before the file."),
 ]
-Store = Annotated[Path | None, typer.Option(help="The folder of the history store.")]
+Store = Annotated[str | None, typer.Option(help="The history store: a folder, or redis://host:6379/0.")]
 
 
 def _host(default: str) -> Any:
@@ -95,7 +95,7 @@ def gateway(
     """
     given: Overrides = {
         "gateway": {"host": host, "port": port},
-        "data": {"store": _path(store), "catalogue": _path(catalogue)},
+        "data": {"store": store, "catalogue": _path(catalogue)},
     }
     with errors("serve gateway"):
         run(run_gateway(read(file, given), lambda address: typer.echo(f"gateway serves on {address}")))
@@ -124,7 +124,7 @@ def instance(
     given: Overrides = {
         "instance": {"slot": slot, "host": host, "port": port},
         "engine": {"device": device},
-        "data": {"model": _path(model), "store": _path(store)},
+        "data": {"model": _path(model), "store": store},
     }
     with errors("serve instance"):
         settings = read(file, given)

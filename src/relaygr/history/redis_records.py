@@ -99,7 +99,10 @@ class RedisRecords(Records):
                 continue  # told by whoever needs it
             if user is not None:
                 page = user.length // PAGE
-                fields = ((b"p%d" % page) if user.length % PAGE else b"", (b"b%d" % (page // BLOCK)) if page % BLOCK else b"")
+                fields = (
+                    (b"p%d" % page) if user.length % PAGE else b"",
+                    (b"b%d" % (page // BLOCK)) if page % BLOCK else b"",
+                )
                 wanted[key] = [field for field in fields if field and field not in self._known[key]]
         self._learn({key: fields for key, fields in wanted.items() if fields})
 

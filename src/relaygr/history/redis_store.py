@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import redis
@@ -24,14 +25,15 @@ TRIES: Final = 1000
 QUIET_S: Final = 0.5
 """After a failure the server is left alone that long: callers are told at once instead of waiting in turn."""
 
-# Every user must still be as it was read, or nothing is written.
+# Every user must still be as it was read, or nothing is written. A full server refuses a script at its first write,
+# unless that deletes: what is not there is not deleted.
 _COMMIT: Final = """
 for i, key in ipairs(KEYS) do
   if (redis.call('HGET', key, 'r') or '') ~= ARGV[i] then return 0 end
 end
 local at = #KEYS + 1
 for _, key in ipairs(KEYS) do
-  if ARGV[at] == '1' then redis.call('DEL', key) end
+  if ARGV[at] == '1' and redis.call('EXISTS', key) == 1 then redis.call('DEL', key) end
   local fields = tonumber(ARGV[at + 1])
   at = at + 2
   for field = at, at + 2 * fields - 2, 2 do redis.call('HSET', key, ARGV[field], ARGV[field + 1]) end
@@ -53,7 +55,14 @@ class RedisStore(RecordStore):
     `delete` and `replace` work for users whose records are damaged. `prefix` begins the name of every key.
     """
 
-    def __init__(self, url: str, *, prefix: str = "relaygr:", timeout_s: float = 0.25) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "relaygr:",
+        timeout_s: float = 0.25,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._options = (url, prefix, timeout_s)
         if not 0 < timeout_s < 3600:
             raise InvalidInput("timeout_s", f"must be a time of more than 0 seconds, not {timeout_s}")
@@ -69,6 +78,7 @@ class RedisStore(RecordStore):
         self._where = url.rpartition("@")[2]  # without the password
         self._prefix = prefix.encode()
         self._closed = False
+        self._now = now
         self._quiet_until = 0.0
         self._quiet = threading.Lock()
         layout = self._asked(lambda: self._layout())
@@ -84,7 +94,7 @@ class RedisStore(RecordStore):
         seen: set[bytes] = set()  # the server may name one twice
         cursor: Any = 0
         while True:
-            cursor, keys = self._asked(lambda at=cursor: self._client.scan(at, match=pattern, count=1024))
+            cursor, keys = self._asked(partial(self._client.scan, cursor, match=pattern, count=1024))
             for key in keys:
                 if key not in seen:
                     seen.add(key)
@@ -119,7 +129,8 @@ class RedisStore(RecordStore):
 
     def _fetch(self, wanted: Fields) -> dict[bytes, list[bytes | None]]:
         def ask() -> list[Any]:
-            pipeline = self._client.pipeline(transaction=True)
+            # One command is one moment by itself, and answered even by a server that has no memory for more.
+            pipeline = self._client.pipeline(transaction=len(wanted) > 1)
             for key, fields in wanted.items():
                 pipeline.hmget(self._key(key), list(fields))
             return pipeline.execute()
@@ -145,7 +156,7 @@ class RedisStore(RecordStore):
         """After a commit that nobody answered. A record that every write changes tells."""
         key, write = next(iter(writes.items()))
         try:
-            found = self._client.hget(self._key(key), "r")  # type: ignore[arg-type]  # keys may be bytes
+            found = self._client.hget(self._key(key), "r")
         except redis.RedisError as error:
             raise Unavailable(f"{self._where} did not answer: the write may have been stored, or may not") from error
         if found == write.after:
@@ -160,7 +171,7 @@ class RedisStore(RecordStore):
         if self._closed:
             raise Unavailable(f"the store at {self._where} is closed")
         with self._quiet:
-            now = time.monotonic()
+            now = self._now()
             if now < self._quiet_until:
                 raise Unavailable(f"{self._where} did not answer a moment ago")
             if self._quiet_until:
@@ -173,10 +184,10 @@ class RedisStore(RecordStore):
         return answer
 
     def _explained(self, error: redis.RedisError) -> RelayError:
-        if isinstance(error, redis.exceptions.OutOfMemoryError):
+        if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM" in str(error):
             return StoreFull(f"{self._where} has no memory left: {error}")
         if isinstance(error, _LOST):
-            self._quiet_until = time.monotonic() + QUIET_S
+            self._quiet_until = self._now() + QUIET_S
             return Unavailable(f"{self._where} cannot be reached, or does not answer: {error}")
         return StoreError(f"{self._where} refuses: {error}")
 

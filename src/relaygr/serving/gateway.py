@@ -98,6 +98,7 @@ class GatewayApp(App):
             epoch=found.epoch,
             engine_ms=found.engine_ms,
             stages_ms=dict(found.stages_ms),  # type: ignore[arg-type]  # a TypedDict of floats
+            stale=found.stale,
         )
         headers = tuple(
             (name, value.encode())
@@ -125,6 +126,7 @@ class GatewayApp(App):
     def _count(self, found: Recommendation) -> None:
         path = "NONE" if found.path is None else found.path.value
         self._counts.recommendations[path, found.decision.value] += 1
+        self._counts.stale += found.stale
         self._counts.ranking_seconds[path,].observe(found.stages_ms["ranking"] / 1e3)
         for stage, ms in found.stages_ms.items():
             self._counts.stage_seconds[stage,].observe(ms / 1e3)  # type: ignore[operator]  # a TypedDict of floats

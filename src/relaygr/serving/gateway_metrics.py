@@ -21,6 +21,7 @@ class GatewayCounts:
     ranking_seconds: Histograms = field(default_factory=lambda: defaultdict(Histogram))
     """By path."""
     behaviours: int = 0
+    stale: int = 0
 
 
 CASCADE: Final[tuple[Metric[GatewayCounts], ...]] = (
@@ -51,6 +52,13 @@ CASCADE: Final[tuple[Metric[GatewayCounts], ...]] = (
         "Behaviours appended.",
         (),
         lambda counts: one(counts.behaviours),
+    ),
+    Metric(
+        "relaygr_stale_recommendations_total",
+        Kind.COUNTER,
+        "Recommendations on the history that was read last, because the store did not answer.",
+        (),
+        lambda counts: one(counts.stale),
     ),
 )
 

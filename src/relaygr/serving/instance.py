@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Final
 import msgspec
 import numpy as np
 
-from relaygr.errors import HistoryNeeded, InvalidInput, RelayError
-from relaygr.history import History, HistoryStore, KnownHistory
+from relaygr.errors import HistoryNeeded, InvalidInput, RelayError, Unavailable
+from relaygr.history import History, HistoryStore, KnownHistory, StoreError
 from relaygr.serving import instance_metrics, link, metrics, openapi, operations
 from relaygr.serving.http import App, Conflict, Reply, Request
 from relaygr.serving.instance_metrics import EngineTold, InstanceCounts
@@ -148,7 +148,10 @@ class InstanceApp(App):
         if self._store is None:
             raise Conflict("length: this instance has no store; send the whole history")
         store = self._store
-        stored = await asyncio.get_running_loop().run_in_executor(None, lambda: store.read(body.user, start=body.start))
+        try:
+            stored = await asyncio.to_thread(store.read, body.user, start=body.start)
+        except (Unavailable, StoreError) as error:
+            raise Conflict(f"length: the store cannot say what is missing ({error}); send the whole history") from error
         if len(stored) < missing:
             raise Conflict(f"length: {missing} behaviours are wanted from the store, which has {len(stored)}")
         return stored[:missing].append(carried.items, carried.actions, carried.timestamps)

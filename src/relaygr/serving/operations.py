@@ -203,6 +203,7 @@ GATEWAY: Final = (
             "epoch": 0,
             "engine_ms": 6.2,
             "stages_ms": {"retrieval": 3.1, "pre_processing": 0.6, "ranking": 7.4, "total": 12.0},
+            "stale": False,
         },
         errors={**_POSTED, **_BUSY, **_LATE},
         body=RecommendBody,

@@ -20,7 +20,7 @@ from relaygr.cascade.retrieval import DelayedRetrieval, FaissRetrieval, HttpRetr
 from relaygr.cascade.stage import Retrieval
 from relaygr.clock import RealClock
 from relaygr.errors import InvalidInput, Unavailable
-from relaygr.history import LmdbStore
+from relaygr.history import open_store
 from relaygr.relay import Membership, Router, Trigger
 from relaygr.serving.engine_process import SIMULATED, EngineProcess, EngineSettings
 from relaygr.serving.gateway import GatewayApp
@@ -62,7 +62,7 @@ async def run_instance(settings: Settings, ready: Callable[[str], None] = lambda
         stop = stack.enter_context(stopping())
         bound = stack.enter_context(bind(own.host, own.port))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relaygr-")))
-        store = stack.enter_context(LmdbStore(store_path)) if store_path else None
+        store = stack.enter_context(open_store(store_path)) if store_path else None
         engine_settings = EngineSettings(
             socket=str(folder / "engine"), model=model, config=asdict(settings.engine), threads=own.threads
         )
@@ -177,7 +177,7 @@ async def running_gateway(settings: Settings, membership: Membership, bound: soc
     settings = settings.in_mode
     own, store_path = settings.gateway, settings.data.need("store")
     async with contextlib.AsyncExitStack() as stack:
-        store = stack.enter_context(LmdbStore(store_path))
+        store = stack.enter_context(open_store(store_path))
         clock = RealClock()
         router = Router(membership, settings.router)
         ranking = await stack.enter_async_context(RelayRanking(membership, router, Trigger(settings.trigger), clock))

@@ -63,8 +63,8 @@ class DataSettings:
     catalogue: str | None = None
     """The items that the gateway can recommend."""
     store: str | None = None
-    """The folder of the history store, shared by the gateway and the instances of one machine. An instance without one
-    is sent whole histories."""
+    """Where histories are kept: a folder, for the gateway and the instances of one machine (LMDB), or
+    "redis://host:6379/0", for those of many. An instance without a store is sent whole histories."""
 
     def __post_init__(self) -> None:
         for name in ("model", "catalogue", "store"):

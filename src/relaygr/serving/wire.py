@@ -210,6 +210,8 @@ class RecommendReply(msgspec.Struct, kw_only=True):
     """Of the ranking stage: what the engine took, waiting included."""
     stages_ms: dict[str, float]
     """retrieval, pre_processing, ranking, total."""
+    stale: bool = False
+    """Whether the store did not answer, and the history is the one that was read last."""
 
 
 class Behaviour(msgspec.Struct, forbid_unknown_fields=True):
