@@ -78,8 +78,8 @@ def test_histories_are_cut_to_the_longest() -> None:
 
 def test_stage_times_have_the_middle_and_the_tail_that_are_stated() -> None:
     times = Workload(2000, 30).trace().retrieval_ms
-    assert np.median(times) == pytest.approx(100, rel=0.02)
-    assert np.quantile(times, 0.99) == pytest.approx(200, rel=0.05)
+    assert np.median(times) == pytest.approx(60, rel=0.02)
+    assert np.quantile(times, 0.99) == pytest.approx(120, rel=0.05)
 
 
 def test_recorded_users_keep_their_gaps_at_another_rate() -> None:

@@ -1,14 +1,16 @@
 """`relaygr lab`: experiments."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from relaygr.cli.output import errors
+from relaygr.cli.output import errors, progress_bar
 from relaygr.lab.workload import Profile, Recorded, Workload
 
 __all__ = ["lab"]
@@ -37,7 +39,7 @@ def workload(
     longest: Annotated[int, typer.Option(help="Longer histories are cut to this.")] = _DEFAULT.longest,
     new: Annotated[float, typer.Option(help="Behaviours between two requests of a user.")] = _DEFAULT.new,
     candidates: Annotated[int, typer.Option(help="Items to rank.")] = _DEFAULT.candidates,
-    retrieval_ms: Annotated[float, typer.Option(help="Retrieval takes this long, in the middle.")] = 100.0,
+    retrieval_ms: Annotated[float, typer.Option(help="Retrieval takes this long, in the middle.")] = 60.0,
     pre_processing_ms: Annotated[float, typer.Option(help="Pre-processing takes this long, in the middle.")] = 20.0,
     past_s: Annotated[float, typer.Option(help="Seconds of the past to write, too, at times below 0.")] = 60.0,
     recorded: Annotated[
@@ -92,3 +94,86 @@ def _recorded(path: Path) -> Recorded:
         return Recorded(table["at"].to_numpy(), table["user"].to_numpy(), f"recorded: {path.name}")
     except (OSError, KeyError, pa.ArrowInvalid) as error:
         raise InvalidInput("recorded", f"cannot be read from {path}: {error}") from error
+
+
+@lab.command()
+def simulate(
+    trace: Annotated[Path, typer.Argument(help="A trace of relaygr lab workload.")],
+    costs: Annotated[
+        Path, typer.Argument(help="What work costs on the device: an instance's answer to GET /v1/status, saved.")
+    ],
+    mode: Annotated[
+        list[str] | None, typer.Option(help="A mode of the relay, once for each: full, cache, relay+host+extend …")
+    ] = None,
+    ranking_ms: Annotated[float, typer.Option(min=0.001, help="What ranking may take.")] = 50.0,
+    target_ms: Annotated[
+        float | None, typer.Option(help="The ranking time the trigger aims at; not given: what ranking may take.")
+    ] = None,
+    pipeline_ms: Annotated[float, typer.Option(min=0.001, help="What a request may take in all.")] = 200.0,
+    device_cache: Annotated[str, typer.Option(help="Memory for prefixes on the device.")] = "80GiB",
+    host_cache: Annotated[str, typer.Option(help="Memory for prefixes on the host.")] = "64GiB",
+    as_json: Annotated[bool, typer.Option("--json", help="Print what came out as JSON, for machines.")] = False,
+) -> None:
+    """Replay a trace in virtual time, on a device that takes as long as yours was measured to, mode after mode.
+
+    The trigger, admission, scheduler and expander are the real ones; the device and the network are not. It tells in
+    seconds whether the relay is likely to pay on your traffic; what it says is a forecast, to be measured.
+    """
+    from relaygr.config import EngineConfig
+    from relaygr.errors import InvalidInput
+    from relaygr.lab.run import Budgets
+    from relaygr.lab.run import simulate as run
+    from relaygr.lab.trace import Trace
+    from relaygr.serving.modes import Mode
+
+    with errors("lab simulate"):
+        unknown = [name for name in mode or () if name not in list(Mode)]
+        if unknown:
+            raise InvalidInput("mode", f"is {unknown[0]!r}; choose from {', '.join(Mode)}")
+        modes = [Mode(name) for name in mode or (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)]
+        requests, (prices, page_bytes) = Trace.load(trace), _costs(costs)
+        config = EngineConfig(
+            device_cache=device_cache, host_cache=host_cache, max_history=int(requests.length.max(initial=1))
+        )
+        budgets = Budgets(ranking_ms, pipeline_ms)
+        runs = []
+        with progress_bar() as bar:
+            for each in modes:
+                task = bar.add_task(each.value, total=len(requests))
+                told = functools.partial(_advance, bar, task)
+                runs.append(run(prices, page_bytes, config, requests, each, budgets, target_ms, told).told(budgets))
+    if as_json:
+        typer.echo(json.dumps({"budgets_ms": [ranking_ms, pipeline_ms], "simulated": True, "runs": runs}, indent=2))
+        return
+    table = Table(title=f"simulated; budgets {ranking_ms:g} / {pipeline_ms:g} ms", box=None)
+    table.add_column("")
+    for each in modes:
+        table.add_column(each.value)
+    for name in runs[0]:
+        if name != "mode":
+            table.add_row(name, *(_cell(row[name]) for row in runs))
+    Console().print(table)
+
+
+def _advance(bar: Progress, task: TaskID, done: int, of: int) -> None:
+    bar.update(task, completed=done)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{name} {share:.0%}" for name, share in value.items())
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _costs(path: Path) -> tuple[Any, int]:
+    """Prices of steps and copies, and the bytes of a page, from an instance's status."""
+    from relaygr.engine.simulated import SimulatedCosts
+    from relaygr.errors import InvalidInput
+
+    try:
+        status = json.loads(path.read_text(encoding="utf-8"))
+        status = status.get("engine", status)
+        steps, copies = status["cost_model"]["steps"], status["cost_model"]["copies"]
+        return SimulatedCosts(*map(float, steps), *map(float, copies)), int(status["page_bytes"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput("costs", f"{path} is no instance's status: {error!r}") from error

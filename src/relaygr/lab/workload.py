@@ -119,7 +119,7 @@ class Workload:
     new: float = 4.0
     """Behaviours between two requests of a user, on average."""
     candidates: int = 512
-    retrieval_ms: float = 100.0
+    retrieval_ms: float = 60.0
     """Of the stage before ranking, in the middle; one in a hundred takes twice that."""
     pre_processing_ms: float = 20.0
     past_s: float = 60.0

@@ -1,0 +1,120 @@
+"""A trace replayed on a simulated engine: open loop, the same each time, and each mode does what its name says."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from relaygr.cli import app
+from relaygr.config import EngineConfig
+from relaygr.engine.simulated import SimulatedCosts
+from relaygr.lab.histories import Histories
+from relaygr.lab.run import Budgets, Run, simulate
+from relaygr.lab.trace import Trace
+from relaygr.lab.workload import Workload
+from relaygr.serving.modes import Mode
+
+COSTS = SimulatedCosts(step=0.3e-3, token=5e-6, pair=0.0, candidate=1e-6, candidate_pair=0.0, copy=1e-4, page=4e-5)
+"""2,000 behaviours take 10 ms."""
+PAGE_BYTES = 2**20
+CONFIG = EngineConfig(device_cache="2GiB", host_cache="2GiB", max_history=4096)
+BUDGETS = Budgets(ranking_ms=12.0, pipeline_ms=200.0)
+
+
+def trace(rate: float = 30.0, *, reuse: float = 0.0, seconds: float = 4.0) -> Trace:
+    return Workload(rate, seconds, "reuse", reuse=reuse, gap_s=1.0, lengths="2000", candidates=64, past_s=4.0).trace()
+
+
+def run(mode: Mode, requests: Trace, budgets: Budgets = BUDGETS) -> Run:
+    return simulate(COSTS, PAGE_BYTES, CONFIG, requests, mode, budgets)
+
+
+def test_the_same_trace_gives_the_same_run() -> None:
+    requests = trace(reuse=0.5)
+    one, other = (run(Mode.RELAY_HOST_EXTEND, requests) for _ in range(2))
+    assert one == other
+    assert one.requests == int((requests.at >= 0).sum())
+
+
+def test_in_full_nothing_is_kept_and_nothing_signalled() -> None:
+    found = run(Mode.FULL, trace(reuse=0.8), Budgets(100.0))
+    assert set(found.paths) == {"FULL"}
+    assert found.reused == 0.0
+    assert found.pre_infer_share == 0.0
+
+
+def test_a_cache_serves_those_who_return() -> None:
+    found = run(Mode.CACHE, trace(reuse=0.8), Budgets(100.0))
+    assert found.reused == pytest.approx(0.8, abs=0.1)
+    assert found.pre_infer_share == 0.0
+
+
+def test_the_relay_ranks_newcomers_within_a_budget_that_full_inference_misses() -> None:
+    requests = trace()
+    full, relay = run(Mode.FULL, requests), run(Mode.RELAY_HOST_EXTEND, requests)
+    assert relay.reused == 0.0
+    assert relay.holds(BUDGETS)
+    assert not full.holds(BUDGETS)
+    assert relay.paths["RESIDENT"] >= 0.95 * relay.requests
+
+
+def test_what_fails_is_counted_and_not_timed() -> None:
+    budgets = Budgets(30.0)
+    found = run(Mode.FULL, trace(rate=400.0, seconds=2.0), budgets)
+    assert found.failed["DeadlineExceeded"] > 0.5 * found.requests
+    assert len(found.ranking_ms) + sum(found.failed.values()) == found.requests
+    assert found.p(found.ranking_ms, 100) <= budgets.ranking_ms + 1e-6
+    assert not found.holds(budgets)
+
+
+def test_a_run_without_requests_holds_nothing() -> None:
+    found = Run(Mode.FULL)
+    assert not found.holds(BUDGETS)
+    assert found.told(BUDGETS)["failed"] == 0.0
+
+
+def test_a_users_longer_history_begins_with_the_shorter_one() -> None:
+    histories, fresh = Histories(100, 4), Histories(100, 4)
+    short, long = histories.of(3, 200), histories.of(3, 260)
+    assert long[:200] == short
+    assert fresh.of(3, 260) == long
+    assert histories.of(3, 100) == short[:100]
+    assert histories.of(4, 200) != short
+
+
+def _files(folder: Path) -> tuple[str, str]:
+    status = {"page_bytes": PAGE_BYTES, "cost_model": {"steps": [3e-4, 5e-6, 0, 1e-6, 0], "copies": [1e-4, 4e-5]}}
+    (folder / "status.json").write_text(json.dumps(status))
+    trace(rate=10).save(folder / "trace.parquet")
+    return str(folder / "trace.parquet"), str(folder / "status.json")
+
+
+def test_the_command_tells_what_each_mode_would_do(tmp_path: Path) -> None:
+    arguments = ["lab", "simulate", *_files(tmp_path), "--json", "--device-cache", "400MiB", "--host-cache", "0"]
+    done = CliRunner().invoke(app, [*arguments, "--mode", "full", "--mode", "relay", "--ranking-ms", "12"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["simulated"] is True
+    assert [row["mode"] for row in told["runs"]] == ["full", "relay"]
+
+
+@pytest.mark.parametrize(("file", "said"), [("trace.parquet", "costs"), ("missing.json", "costs")])
+def test_costs_that_are_none_are_refused(tmp_path: Path, file: str, said: str) -> None:
+    requests, _ = _files(tmp_path)
+    done = CliRunner().invoke(app, ["lab", "simulate", requests, str(tmp_path / file)])
+    assert done.exit_code == 1
+    assert said in done.stderr
+
+
+def test_a_mode_that_is_none_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["lab", "simulate", *_files(tmp_path), "--mode", "fast"])
+    assert done.exit_code == 1
+    assert "choose from full" in done.stderr
+
+
+def test_the_workload_command_writes_what_it_says(tmp_path: Path) -> None:
+    out = tmp_path / "trace.parquet"
+    done = CliRunner().invoke(app, ["lab", "workload", str(out), "--rate", "20", "--seconds", "5", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["requests"] == int((Trace.load(out).at >= 0).sum())
