@@ -6,6 +6,7 @@ from relaygr.cli.config import config
 from relaygr.cli.data import data
 from relaygr.cli.demo import demo
 from relaygr.cli.evaluate import evaluate
+from relaygr.cli.haproxy import haproxy
 from relaygr.cli.lab import lab
 from relaygr.cli.serve import serve
 from relaygr.cli.train import train
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(config)
+app.command()(haproxy)
 app.add_typer(serve, name="serve")
 app.add_typer(data, name="data")
 app.add_typer(lab, name="lab")

@@ -1,0 +1,1 @@
+"""The relay among machines: what load balancers are told."""
