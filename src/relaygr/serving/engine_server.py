@@ -101,10 +101,14 @@ class EngineConnection(link.Frames):
             self.send(link.Answer(number, told(self._engine, future.result())))
 
 
-def begin(engine: Engine, what: link.Signal | link.Rank | link.Status) -> Any:
-    """What a call is answered in plain values, or the future of a rank, for `told`."""
+def begin(engine: Engine, what: link.Signal | link.Rank | link.Status | link.Evict | link.Swap) -> Any:
+    """What a call is answered in plain values, or the future of it, for `told`."""
     if isinstance(what, link.Status):
         return {"status": asdict(engine.status()), "counts": asdict(engine.counts())}
+    if isinstance(what, link.Evict):
+        return asyncio.ensure_future(engine.evict(what.user))
+    if isinstance(what, link.Swap):
+        return asyncio.ensure_future(_swap(engine, what.model))
     deadline = None if what.deadline_ms is None else engine.clock.now() + what.deadline_ms / 1e3
     history = link.unpack_history(what.history)
     context = np.frombuffer(what.context, np.int64)
@@ -121,8 +125,16 @@ def begin(engine: Engine, what: link.Signal | link.Rank | link.Status) -> Any:
     )
 
 
-def told(engine: Engine, ranked: Ranked) -> list[Any]:
-    """A rank's answer, in plain values."""
+async def _swap(engine: Engine, path: str) -> list[Any]:
+    await engine.swap_model(await asyncio.to_thread(checkpoint.load, path))
+    status = engine.status()
+    return [status.version, status.epoch]
+
+
+def told(engine: Engine, ranked: Any) -> Any:
+    """An answer in plain values."""
+    if not isinstance(ranked, Ranked):
+        return ranked
     timings = [ranked.timings.total, ranked.timings.prefix, ranked.timings.score]
     scores, path = ranked.scores, ranked.path.value
     return [scores.tobytes(), scores.shape[1], path, ranked.used, ranked.epoch, timings, *engine.pulse()]

@@ -24,9 +24,11 @@ __all__ = [
     "Cancel",
     "EngineCalls",
     "EngineLink",
+    "Evict",
     "Frames",
     "Rank",
     "Signal",
+    "Swap",
     "decode_call",
     "error_answer",
 ]
@@ -73,13 +75,22 @@ class Status(msgspec.Struct, array_like=True, tag="status"):
     pass
 
 
+class Evict(msgspec.Struct, array_like=True, tag="evict"):
+    user: str
+
+
+class Swap(msgspec.Struct, array_like=True, tag="swap"):
+    model: str
+    """A checkpoint's path."""
+
+
 class Cancel(msgspec.Struct, array_like=True, tag="cancel"):
     """Nobody waits for the call of this number any more. It is not answered."""
 
 
 class Call(msgspec.Struct, array_like=True):
     number: int
-    what: Signal | Rank | Status | Cancel
+    what: Signal | Rank | Status | Evict | Swap | Cancel
 
 
 class Answer(msgspec.Struct, array_like=True):
@@ -192,7 +203,7 @@ class EngineCalls(Protocol):
     @property
     def alive(self) -> bool: ...
 
-    async def call(self, what: Signal | Rank | Status) -> Any:
+    async def call(self, what: Signal | Rank | Status | Evict | Swap) -> Any:
         """What the engine answers. Raises the RelayError it raised, or Unavailable when it is gone."""
         ...
 
@@ -216,7 +227,7 @@ class EngineLink(Frames):
     def alive(self) -> bool:
         return not self._gone
 
-    async def call(self, what: Signal | Rank | Status) -> Any:
+    async def call(self, what: Signal | Rank | Status | Evict | Swap) -> Any:
         """What the engine answers. Raises the RelayError it raised, or Unavailable when it is gone.
 
         A caller that is cancelled cancels the engine's work, unless others want it, too.

@@ -22,6 +22,7 @@ from relaygr.clock import RealClock
 from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import open_store
 from relaygr.relay import Membership, Router, Trigger
+from relaygr.serving.admin import AdminApp, Beside, evict_at_instance, evict_everywhere, swap_at_instance
 from relaygr.serving.engine_process import SIMULATED, EngineProcess, EngineSettings
 from relaygr.serving.gateway import GatewayApp
 from relaygr.serving.instance import InstanceApp
@@ -58,6 +59,7 @@ async def run_instance(settings: Settings, ready: Callable[[str], None] = lambda
     settings = settings.in_mode
     store_path, own = settings.data.store, settings.instance
     model = None if settings.engine.device == SIMULATED else settings.data.need("model")
+    token = settings.admin.token()
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopping())
         bound = stack.enter_context(bind(own.host, own.port))
@@ -73,8 +75,9 @@ async def run_instance(settings: Settings, ready: Callable[[str], None] = lambda
         link = await EngineLink.connect(str(folder / "engine"))
         stack.push_async_callback(link.close)
         app = InstanceApp(link, store, own.slot)
+        admin = AdminApp(app, token, evict_at_instance(link, own.slot), swap_at_instance(link))
         lost = asyncio.create_task(engine.ended())
-        async with listening(app, bound) as port:
+        async with listening(Beside(app, admin), bound) as port:
             ready(url(own.host, port))
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait((lost, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -175,7 +178,7 @@ async def running_gateway(settings: Settings, membership: Membership, bound: soc
     Raises InvalidInput when no store or no catalogue is named.
     """
     settings = settings.in_mode
-    own, store_path = settings.gateway, settings.data.need("store")
+    own, store_path, token = settings.gateway, settings.data.need("store"), settings.admin.token()
     async with contextlib.AsyncExitStack() as stack:
         store = stack.enter_context(open_store(store_path))
         clock = RealClock()
@@ -193,7 +196,8 @@ async def running_gateway(settings: Settings, membership: Membership, bound: soc
         if catalogue is not None and catalogue.titles is not None:
             titles = dict(zip(catalogue.ids.tolist(), catalogue.titles, strict=True))
         app = GatewayApp(pipeline, store, ranking, titles)
-        async with listening(app, bound) as port:
+        admin = AdminApp(app, token, evict_everywhere(store, pipeline.forget, membership, token))
+        async with listening(Beside(app, admin), bound) as port:
             yield url(own.host, port)
             await drain(app, own.drain_s)
 

@@ -25,6 +25,7 @@ from relaygr.cascade.pipeline import PipelineConfig
 from relaygr.config import EngineConfig
 from relaygr.errors import InvalidInput
 from relaygr.relay import MembershipConfig, RouterConfig, TriggerConfig
+from relaygr.serving.admin import AdminSettings
 from relaygr.serving.modes import RelaySettings
 
 __all__ = ["DataSettings", "GatewaySettings", "InstanceSettings", "Overrides", "Settings", "read", "render"]
@@ -153,6 +154,7 @@ class Settings:
     data: DataSettings = field(default_factory=DataSettings)
     instance: InstanceSettings = field(default_factory=InstanceSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    admin: AdminSettings = field(default_factory=AdminSettings)
 
     def __post_init__(self) -> None:
         one_budget = replace(self.trigger, ranking_budget_ms=self.cascade.ranking_ms)

@@ -1,0 +1,210 @@
+"""What operators do to a running server: drain it, swap its model, evict a user. Every call carries the token.
+
+These calls stand beside a server's own, under /v1/admin/, and are refused before their bodies are read.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from relaygr.errors import InvalidInput, RelayError, Unavailable
+from relaygr.history import HistoryStore
+from relaygr.history.store import user_key
+from relaygr.relay import Membership
+from relaygr.serving import link
+from relaygr.serving.client import HttpClient
+from relaygr.serving.http import App, Receive, Reply, Request, Scope, Send
+from relaygr.serving.wire import Encoding, ErrorReply, decode, encode
+
+__all__ = ["AdminApp", "AdminSettings", "Beside", "evict_at_instance", "evict_everywhere", "swap_at_instance"]
+
+PREFIX: Final = "/v1/admin/"
+MAX_BODY: Final = 64 * 2**10
+SHORTEST: Final = 16
+"""Bytes of a token."""
+ASK_S: Final = 5.0
+"""How long an instance may take to evict a user."""
+
+
+@dataclass(frozen=True)
+class AdminSettings:
+    """Who may drain a server, swap its model and evict users."""
+
+    token_file: str | None = None
+    """The file with the token that these calls carry, for its owner alone to read. Not set: they are refused. The same
+    for a gateway and its instances."""
+
+    def token(self) -> bytes | None:
+        """What the file has. InvalidInput for one that is missing, short, or others can read."""
+        if self.token_file is None:
+            return None
+        path = Path(self.token_file)
+        try:
+            mode, token = path.stat().st_mode, path.read_bytes().strip()
+        except OSError as error:
+            raise InvalidInput("admin.token_file", f"{path} cannot be read: {error.strerror or error}") from error
+        if mode & 0o077:
+            raise InvalidInput("admin.token_file", f"{path} can be read by others: chmod 600 {path}")
+        if len(token) < SHORTEST or not token.isascii() or any(byte <= 32 for byte in token):
+            raise InvalidInput("admin.token_file", f"{path} must have {SHORTEST} visible characters of ASCII at least")
+        return token
+
+
+class DrainBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether new work is refused."""
+
+    draining: bool = True
+
+
+class EvictBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A user of whom nothing is to be kept."""
+
+    user: str
+
+
+class EvictReply(msgspec.Struct, kw_only=True):
+    """What there was of the user."""
+
+    stored: bool | None
+    """Whether the store had a history; None where the store was not asked."""
+    prefixes: dict[str, int]
+    """Dropped, by slot."""
+
+
+class SwapBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A checkpoint to serve from now on: its path, where the instance runs."""
+
+    model: str
+
+
+class SwapReply(msgspec.Struct, kw_only=True):
+    """What is served now."""
+
+    version: str
+    epoch: int
+
+
+Evict = Callable[[str], Awaitable[EvictReply]]
+Swap = Callable[[str], Awaitable[SwapReply]]
+
+
+class AdminApp(App):
+    """The calls of an operator. Without a token there are none: 403. With another one: 401."""
+
+    calls = {}  # noqa: RUF012  (each has its own)
+
+    def __init__(self, app: App, token: bytes | None, evict: Evict, swap: Swap | None = None) -> None:
+        super().__init__(MAX_BODY)
+        names = ("drain", "evict") if swap is None else ("drain", "evict", "swap")
+        self.calls = {PREFIX + name: "POST" for name in names}  # type: ignore[misc]  # a server that ranks has more
+        self._app, self._token, self._evict, self._swap = app, token, evict, swap
+
+    async def _answer(self, scope: Scope, client: Any) -> Reply:
+        return self._refused(scope) or await super()._answer(scope, client)
+
+    def _refused(self, scope: Scope) -> Reply | None:
+        """From the headers alone, in the same time for any wrong token."""
+        if self._token is None:
+            return _refusal(403, "no token is set here: name its file under [admin] token_file")
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) == 1 and hmac.compare_digest(given[0], b"Bearer " + self._token):
+            return None
+        return _refusal(401, "authorization: Bearer and the token are wanted", (b"www-authenticate", b"Bearer"))
+
+    async def route(self, request: Request, encoding: Encoding) -> Reply | None:
+        match request.method, request.path:
+            case "POST", "/v1/admin/drain":
+                asked = decode(encoding, request.body or _EMPTY[encoding], DrainBody)
+                self._app.draining = asked.draining
+                return Reply(200, encode(encoding, asked), encoding)
+            case "POST", "/v1/admin/evict":
+                user = decode(encoding, request.body, EvictBody).user
+                user_key(user)
+                return Reply(200, encode(encoding, await self._evict(user)), encoding)
+            case "POST", "/v1/admin/swap" if self._swap is not None:
+                model = decode(encoding, request.body, SwapBody).model
+                return Reply(200, encode(encoding, await self._swap(model)), encoding)
+        return None
+
+
+_EMPTY: Final = {Encoding.JSON: b"{}", Encoding.MSGPACK: b"\x80"}
+
+
+class Beside:
+    """Two apps at one address: what begins with /v1/admin/ is for operators."""
+
+    def __init__(self, app: App, admin: AdminApp) -> None:
+        self._app, self._admin = app, admin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        admin = scope["type"] == "http" and scope["path"].startswith(PREFIX)
+        await (self._admin if admin else self._app)(scope, receive, send)
+
+
+def evict_at_instance(engine: link.EngineCalls, slot: str) -> Evict:
+    """From both tiers of this instance, and from what is in flight."""
+
+    async def evict(user: str) -> EvictReply:
+        return EvictReply(stored=None, prefixes={slot: await engine.call(link.Evict(user))})
+
+    return evict
+
+
+def swap_at_instance(engine: link.EngineCalls) -> Swap:
+    async def swap(model: str) -> SwapReply:
+        version, epoch = await engine.call(link.Swap(model))
+        return SwapReply(version=version, epoch=epoch)
+
+    return swap
+
+
+def evict_everywhere(
+    store: HistoryStore, forget: Callable[[str], None], membership: Membership, token: bytes | None
+) -> Evict:
+    """From the store, from what this gateway keeps, and from every instance. Unavailable where one does not answer: it
+    may still hold the user, and evicting again, when it is back, does no harm."""
+
+    async def evict(user: str) -> EvictReply:
+        stored = await asyncio.to_thread(store.delete, user)
+        forget(user)
+        members = membership.members()
+        asked = await asyncio.gather(*(_ask(m.address, user, token or b"") for m in members), return_exceptions=True)
+        prefixes: dict[str, int] = {}
+        failed = []
+        for member, answer in zip(members, asked, strict=True):
+            if isinstance(answer, RelayError | TimeoutError):
+                failed.append(f"{member.slot} ({answer or 'no answer'})")
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                prefixes |= answer.prefixes
+        forget(user)  # whoever was read between is forgotten, too
+        if failed:
+            raise Unavailable(f"the store has forgotten {user!r}, but not: {', '.join(failed)}; evict again")
+        return EvictReply(stored=stored, prefixes=prefixes)
+
+    return evict
+
+
+async def _ask(address: str, user: str, token: bytes) -> EvictReply:
+    client = HttpClient.to(address)
+    headers = {"content-type": Encoding.MSGPACK.value, "authorization": f"Bearer {token.decode()}"}
+    try:
+        async with asyncio.timeout(ASK_S):
+            body = encode(Encoding.MSGPACK, EvictBody(user=user))
+            reply = await client.request("POST", PREFIX + "evict", body, headers)
+    finally:
+        client.close()
+    if reply.status != 200:
+        raise Unavailable(f"answered {reply.status}")
+    return decode(Encoding.MSGPACK, reply.body, EvictReply)
+
+
+def _refusal(status: int, message: str, *headers: tuple[bytes, bytes]) -> Reply:
+    body = encode(Encoding.JSON, ErrorReply(error="Forbidden", message=message))
+    return Reply(status, body, headers=headers)
