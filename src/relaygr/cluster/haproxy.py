@@ -54,6 +54,8 @@ class HaproxyConfig:
 
 _BUFFER: Final = 256 * 1024
 """Bytes of a request that are kept to send it again elsewhere; a history of 8192 behaviours fits."""
+_DEADLINE: Final = "req.hdr(x-relaygr-deadline-ms),mul(1)"
+"""In whole milliseconds; hdr_val does not read decimals."""
 _LARGEST_ID: Final = 2**31 - 1
 
 
@@ -104,7 +106,7 @@ backend instances
     stick-table type binary len 20 size 1m expire {round(config.lease_s * 1000)}ms
     stick on req.hdr(x-relaygr-key),sha1
     # The deadline that the sender says is when HAProxy stops waiting, too.
-    http-request set-timeout server req.hdr_val(x-relaygr-deadline-ms) if {{ req.hdr_val(x-relaygr-deadline-ms) ge 1 }}
+    http-request set-timeout server {_DEADLINE} if {{ {_DEADLINE} ge 1 }}
     # Ready, or draining and gone.
     option httpchk
     http-check send meth GET uri /readyz

@@ -1,0 +1,303 @@
+"""What the relay promises, whatever carries its messages. A new deployment is one more entry in DEPLOYMENTS.
+
+Scores are compared with the oracle at every answer. Senders do not retry.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments import Deployment, Fleet, Ranks, balanced, instances, plain, until
+from haproxy_server import program
+from oracle import assert_scores, oracle_scores
+from relaygr import History, build_model
+from relaygr.errors import DeadlineExceeded, Overloaded, Unavailable
+from relaygr.model import checkpoint
+
+SLOTS = ("slot-0", "slot-1", "slot-2")
+MODELS = {
+    name: build_model("hstu", layers=1, dim=16, heads=2, items=100, seed=seed) for name, seed in (("a", 0), ("b", 1))
+}
+ITEMS = np.array([5, 6, 7, 8])
+USERS = [f"user-{number}" for number in range(18)]
+PLENTY_S = 30.0
+
+DEPLOYMENTS: dict[str, Callable[[Fleet, Path], contextlib.AbstractAsyncContextManager[Deployment]]] = {
+    "plain": plain,
+    "haproxy": balanced,
+}
+
+Test = Callable[[Deployment, Fleet], Awaitable[None]]
+
+
+@cache
+def history(user: str) -> History:
+    draw = np.random.default_rng(list(user.encode()))
+    length = int(draw.integers(150, 400))
+    times = np.cumsum(draw.integers(1, 900, length))
+    return History(draw.integers(0, 100, length), draw.integers(0, 16, length), times)
+
+
+@cache
+def right(user: str, model: str) -> Any:
+    return oracle_scores(MODELS[model], history(user), ITEMS)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    for name, model in MODELS.items():
+        checkpoint.save(model, folder / f"{name}.safetensors")
+    with instances(folder, folder / "a.safetensors", SLOTS) as running:
+        yield running
+
+
+@pytest.fixture(params=DEPLOYMENTS)
+def run(request: pytest.FixtureRequest, fleet: Fleet, tmp_path: Path) -> Iterator[Callable[[Test], None]]:
+    if request.param == "haproxy":
+        program()
+
+    async def main(test: Test) -> None:
+        async with DEPLOYMENTS[request.param](fleet, tmp_path) as deployment:
+            for slot in SLOTS:
+                await until(lambda slot=slot: deployment.sees(slot))
+            await test(deployment, fleet)
+
+    def runs(test: Test) -> None:
+        asyncio.run(main(test))
+
+    yield runs
+    fleet.start(*(slot for slot in SLOTS if fleet.processes[slot].poll() is not None))
+
+
+async def checked(deployment: Deployment, user: str, models: str = "a", within_s: float = PLENTY_S) -> Ranks:
+    """A rank, whose scores are those of one of these models."""
+    ranked = await deployment.rank(user, history(user), ITEMS, within_s)
+    failures = []
+    for model in models:
+        try:
+            assert_scores(ranked.scores, right(user, model))
+            return ranked
+        except AssertionError as failure:
+            failures.append(failure)
+    raise failures[0]
+
+
+async def homes(deployment: Deployment) -> dict[str, str]:
+    """Where every user's requests go, one after the other, without leases."""
+    await deployment.forget()
+    found = {}
+    for user in USERS:
+        await until(deployment.idle)
+        found[user] = (await checked(deployment, user)).slot
+    return found
+
+
+class Load:
+    """Senders who ask without a pause and do not retry: a signal, which may fail, then the rank, which may not."""
+
+    def __init__(self, deployment: Deployment, models: str = "a", senders: int = 6) -> None:
+        self._deployment, self._models, self._senders = deployment, models, senders
+        self.answered = 0
+        self.failures: list[BaseException] = []
+        self._stop = False
+
+    async def _send(self, seed: int) -> None:
+        draw = random.Random(seed)
+        while not self._stop:
+            user = draw.choice(USERS)
+            try:
+                with contextlib.suppress(Unavailable, Overloaded, DeadlineExceeded):
+                    await self._deployment.signal(user, history(user), PLENTY_S)
+                await checked(self._deployment, user, self._models)
+                self.answered += 1
+            except BaseException as failure:
+                self.failures.append(failure)
+                raise
+
+    async def more(self, count: int) -> None:
+        """Wait until so many more are answered."""
+        wanted = self.answered + count
+
+        async def answered() -> bool:
+            return self.answered >= wanted or bool(self.failures)
+
+        await until(answered)
+        assert not self.failures, self.failures
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> "AsyncIterator[Load]":
+        senders = [asyncio.create_task(self._send(seed)) for seed in range(self._senders)]
+        try:
+            yield self
+        finally:
+            self._stop = True
+            await asyncio.gather(*senders, return_exceptions=True)
+        assert not self.failures, self.failures
+
+
+def test_a_key_goes_to_the_same_instance_and_keys_go_to_all(run: Callable[[Test], None]) -> None:
+    async def test(deployment: Deployment, fleet: Fleet) -> None:
+        first = await homes(deployment)
+        assert set(first.values()) == set(SLOTS)
+        for _ in range(2):
+            assert await homes(deployment) == first
+
+    run(test)
+
+
+def test_signal_and_rank_meet_and_the_rank_finds_its_prefix(run: Callable[[Test], None]) -> None:
+    async def test(deployment: Deployment, fleet: Fleet) -> None:
+        for user in USERS:
+            slot = await deployment.signal(user, history(user), PLENTY_S)
+            ranked = await checked(deployment, user)
+            assert ranked.slot == slot
+            assert ranked.path in ("RESIDENT", "WAITED")
+
+    run(test)
+
+
+def test_signal_and_rank_meet_under_load(run: Callable[[Test], None]) -> None:
+    async def test(deployment: Deployment, fleet: Fleet) -> None:
+        async with Load(deployment).running() as load:
+            for number in range(20):
+                user = f"own-{number}"
+                slot = await deployment.signal(user, history(user), PLENTY_S)
+                ranked = await checked(deployment, user)
+                assert (ranked.slot, ranked.path in ("RESIDENT", "WAITED")) == (slot, True)
+            await load.more(10)
+
+    run(test)
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_a_kill_under_load_fails_no_request_moves_the_keys_of_the_dead_alone_and_a_rejoin_brings_them_back(
+    run: Callable[[Test], None], seed: int
+) -> None:
+    async def test(deployment: Deployment, fleet: Fleet) -> None:
+        draw = random.Random(seed)
+        before, victim = await homes(deployment), draw.choice(SLOTS)
+        async with Load(deployment).running() as load:
+            await load.more(draw.randrange(5, 40))
+            fleet.kill(victim)
+            await load.more(60)
+        await until(lambda: gone(deployment, victim))
+        during = await homes(deployment)
+        assert {user: slot for user, slot in during.items() if before[user] != victim} == {
+            user: slot for user, slot in before.items() if slot != victim
+        }
+        assert victim not in during.values()
+        async with Load(deployment).running() as load:
+            await load.more(5)
+            await asyncio.to_thread(fleet.start, victim)
+            await until(lambda: deployment.sees(victim))
+            await load.more(20)
+        assert await homes(deployment) == before
+
+    run(test)
+
+
+async def gone(deployment: Deployment, slot: str) -> bool:
+    return not await deployment.sees(slot)
+
+
+def test_a_frozen_instance_costs_no_wrong_answer_and_no_late_one_and_gets_its_keys_back(
+    run: Callable[[Test], None],
+) -> None:
+    async def test(deployment: Deployment, fleet: Fleet) -> None:
+        before = await homes(deployment)
+        await deployment.forget()
+        victim, within_s = before[USERS[0]], 1.0
+
+        async def asked(user: str) -> None:
+            began = time.monotonic()
+            with contextlib.suppress(DeadlineExceeded, Unavailable, Overloaded):
+                await checked(deployment, user, within_s=within_s)
+            assert time.monotonic() - began < within_s + 5.0, "answered within the deadline, and what the machine adds"
+
+        fleet.freeze(victim)
+        try:
+            await asyncio.gather(*(asked(user) for user in USERS if before[user] == victim))
+            await until(lambda: gone(deployment, victim))
+            during = await homes(deployment)
+            assert victim not in during.values()
+            assert all(during[user] == slot for user, slot in before.items() if slot != victim)
+        finally:
+            fleet.thaw(victim)
+        await until(lambda: deployment.sees(victim))
+        assert await homes(deployment) == before
+
+    run(test)
+
+
+def test_a_drain_under_load_fails_no_request_and_its_end_brings_the_keys_back(run: Callable[[Test], None]) -> None:
+    async def test(deployment: Deployment, fleet: Fleet) -> None:
+        before = await homes(deployment)
+        victim = before[USERS[0]]
+        async with Load(deployment).running() as load:
+            await load.more(10)
+            await fleet.admin(victim, "drain")
+            try:
+                await load.more(30)
+                await until(lambda: gone(deployment, victim))
+                await load.more(10)
+                for user in USERS:
+                    assert (await checked(deployment, user)).slot != victim
+            finally:
+                await fleet.admin(victim, "drain", draining=False)
+            await until(lambda: deployment.sees(victim))
+            await load.more(10)
+        assert await homes(deployment) == before
+
+    run(test)
+
+
+def test_a_swap_under_load_fails_no_request_and_every_answer_is_of_one_model(run: Callable[[Test], None]) -> None:
+    async def test(deployment: Deployment, fleet: Fleet) -> None:
+        async with Load(deployment, models="ab").running() as load:
+            await load.more(10)
+            try:
+                for slot in SLOTS:
+                    await fleet.admin(slot, "swap", model=str(fleet.folder / "b.safetensors"))
+                    await load.more(5)
+                for user in USERS:
+                    await checked(deployment, user, "b")
+            finally:
+                for slot in SLOTS:
+                    await fleet.admin(slot, "swap", model=str(fleet.folder / "a.safetensors"))
+            await load.more(10)
+        await homes(deployment)
+
+    run(test)
+
+
+def test_an_evicted_user_is_computed_anew(run: Callable[[Test], None]) -> None:
+    async def test(deployment: Deployment, fleet: Fleet) -> None:
+        user = "leaving"
+        await checked(deployment, user)
+        again = await checked(deployment, user)
+        assert again.path == "RESIDENT"
+        dropped = await fleet.admin(again.slot, "evict", user=user)
+        assert dropped["prefixes"][again.slot] >= 1
+        assert (await checked(deployment, user)).path == "FULL"
+
+    run(test)
+
+
+def test_a_deadline_that_cannot_be_kept_is_told_and_changes_nothing_for_others(run: Callable[[Test], None]) -> None:
+    async def test(deployment: Deployment, fleet: Fleet) -> None:
+        async with Load(deployment).running() as load:
+            for user in USERS[:6]:
+                with pytest.raises(DeadlineExceeded):
+                    await deployment.rank(user, history(user), ITEMS, 1e-6)
+            await load.more(10)
+
+    run(test)
