@@ -144,3 +144,21 @@ def test_the_fleet_is_what_it_says() -> None:
     assert FULL_S == 0.04
     assert BUDGETS.ranking_ms < 1e3 * FULL_S, "a long history cannot be ranked in full in time"
     assert PAGE == 128
+
+
+@in_virtual_time
+async def test_ranks_that_are_late_together_are_signalled_the_next_time(tmp_path: FilePath) -> None:
+    """Each by itself keeps to its budget, so none is at risk; all at once most are late, and that is learned from."""
+    async with fleet(tmp_path, instances=1, on_miss="full") as here:
+        length = int(0.6 * BUDGETS.ranking_ms / 1e3 / COSTS.token)
+        for number in range(200):
+            here.store_history(f"u{number}", numbered(length, salt=number))
+        first = [here.recommend(f"u{number}") for number in range(20)]
+        await asyncio.gather(*first)
+        assert here.trigger.decisions == {Decision.NOT_AT_RISK: 20}
+        assert here.refused["DeadlineExceeded"] > 10
+        for burst in range(1, 10):
+            await asyncio.sleep(5.0)  # the queue is gone, and so is what was heard of it
+            users = [f"u{number}" for number in range(20 * burst, 20 * burst + 20)]
+            await asyncio.gather(*(here.recommend(user) for user in users))
+        assert here.trigger.decisions[Decision.ADMIT] > 100

@@ -18,9 +18,10 @@ from relaygr.config import EngineConfig
 from relaygr.engine import Decision, Engine, Path
 from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
 from relaygr.errors import DeadlineExceeded, Overloaded, Unavailable
+from relaygr.history import History
 from relaygr.lab.histories import Histories
 from relaygr.lab.trace import Trace
-from relaygr.relay import Shape, SlotReport, Trigger, TriggerConfig
+from relaygr.relay import Forecast, Shape, SlotReport, Trigger, TriggerConfig
 from relaygr.serving.modes import Mode
 
 __all__ = ["Budgets", "Run", "replay", "simulate"]
@@ -164,7 +165,7 @@ class _Driver:
         user, length, count = f"u{trace.user[index]}", int(trace.length[index]), int(trace.candidates[index])
         history = self._histories.of(int(trace.user[index]), length)
         stages_s = float(trace.retrieval_ms[index] + trace.pre_processing_ms[index]) / 1e3
-        decision = self._signal(user, history, Shape(length, candidates=count), stages_s)
+        decision, forecast = self._signal(user, history, Shape(length, candidates=count), stages_s)
         await asyncio.sleep(max(0.0, sent + stages_s - clock.now()))
         asked = sent + stages_s
         deadline = min(asked + self._budgets.ranking_ms / 1e3, sent + self._budgets.pipeline_ms / 1e3)
@@ -173,10 +174,14 @@ class _Driver:
         try:
             ranked = await engine.rank(user, history, items, deadline=deadline)
             path = ranked.path
+            if forecast is not None:
+                self._trigger.learn(forecast, path, (clock.now() - asked) * 1e3)
             if path is Path.TRUNCATED and self._run.mode is not Mode.TRUNCATE:
                 failure = "TRUNCATED"
         except (DeadlineExceeded, Overloaded, Unavailable) as error:
             failure = type(error).__name__
+            if forecast is not None and failure == "DeadlineExceeded" and decision is Decision.NOT_AT_RISK:
+                self._trigger.learn(forecast, Path.FULL, (clock.now() - asked) * 1e3)
         if not counted:
             return
         run, now = self._run, clock.now()
@@ -201,18 +206,18 @@ class _Driver:
             run.pre_infer_share = pre_infer / now if now else 0.0
         return run
 
-    def _signal(self, user: str, history: Any, shape: Shape, stages_s: float) -> Decision:
-        """What the trigger and then admission say; what is admitted is begun."""
+    def _signal(self, user: str, history: History, shape: Shape, stages_s: float) -> tuple[Decision, Forecast | None]:
+        """What the trigger and then admission say, and on what; what is admitted is begun."""
         engine, now = self._engine, self._engine.clock.now()
         wait_ms, version = engine.pulse()
         if self._report is None or self._report.version != version:
             steps = engine.status().cost_model["steps"]
             self._report = SlotReport(version, steps, wait_ms)
         self._trigger.hear(_SLOT, SlotReport(version, self._report.coefficients, wait_ms), now)
-        decision = self._trigger.decide(_SLOT, shape, now).decision
-        if decision is Decision.ADMIT:
-            decision = engine.signal(user, history, deadline=now + max(stages_s, 1e-6))
-        return decision
+        verdict = self._trigger.decide(_SLOT, shape, now)
+        if verdict.decision is not Decision.ADMIT:
+            return verdict.decision, verdict.forecast
+        return engine.signal(user, history, deadline=now + max(stages_s, 1e-6)), verdict.forecast
 
     def _counts(self) -> tuple[float, float, float, float]:
         """The time; busy seconds of the device, and of pre-inference among them; prefixes begun from nothing."""

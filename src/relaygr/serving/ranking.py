@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from relaygr.engine import Decision, Path, Timings
 from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, RelayError, Unavailable
 from relaygr.history import History
 from relaygr.model import Candidates
-from relaygr.relay import Evidence, Membership, Route, Router, Shape, SlotReport, Trigger
+from relaygr.relay import Evidence, Forecast, Membership, Route, Router, Shape, SlotReport, Trigger
 from relaygr.serving.client import Client, HttpClient, Response
 from relaygr.serving.wire import (
     Behaviours,
@@ -38,6 +38,10 @@ TAIL: Final = 64
 """The newest behaviours that a message carries; what is older the instance finds cached or in the store."""
 PROBE_S: Final = 0.5
 CONFLICT: Final = 409
+LATE_S: Final = 1e-3
+"""How close to its deadline a rank that was given up counts as late."""
+EXPECTED: Final = 10_000
+"""Requests that were not at risk and have not been ranked yet, remembered at most."""
 
 
 class RelayRanking:
@@ -64,6 +68,8 @@ class RelayRanking:
         """Messages sent again, by why."""
         self.actions: dict[str, int] = {}
         """How many the model of each slot knows, as it last said."""
+        self._expected: OrderedDict[str, Forecast] = OrderedDict()
+        """Of users whose request was not at risk: what was expected of it."""
         self._clock = clock
         self._clients: dict[str, Client] = {}
         self._connect = connect
@@ -99,7 +105,13 @@ class RelayRanking:
             slot = self.router.peek(user, shape.prefix)
         except Unavailable:
             slot = None
-        return self.trigger.decide(slot, shape, self._clock.now()).decision
+        verdict = self.trigger.decide(slot, shape, self._clock.now())
+        self._expected.pop(user, None)
+        if verdict.decision is Decision.NOT_AT_RISK and verdict.forecast is not None:
+            self._expected[user] = verdict.forecast
+            if len(self._expected) > EXPECTED:
+                self._expected.popitem(last=False)
+        return verdict.decision
 
     async def signal(self, user: str, history: History, context: Any, *, due: float) -> Signal:
         """Place the request and ask for its prefix. The slot stays charged with it until the rank is due."""
@@ -134,8 +146,9 @@ class RelayRanking:
         for attempt in itertools.count():
             tokens = len(history) + len(candidates)
             route = self.router.follow(slot, user, tokens) if slot else self.router.place(user, tokens)
-            forecast = self.trigger.forecast(route.slot, shape, self._clock.now())
             began = self._clock.now()
+            # What let it go unsignalled is what is learned from: the device may have become busier since.
+            forecast = self._expected.pop(user, None) or self.trigger.forecast(route.slot, shape, began)
             with route:
                 try:
                     response = await self._send(route, "/v1/rank", user, body, history, deadline)
@@ -146,6 +159,11 @@ class RelayRanking:
                     self.retries["unavailable"] += 1
                     slot = None
                     continue
+                except (DeadlineExceeded, asyncio.CancelledError):
+                    late = self._clock.now() >= deadline - LATE_S  # whoever gave it up; else its client has gone
+                    if late and forecast is not None and slot is None:  # on its own, and it took longer than this
+                        self.trigger.learn(forecast, Path.FULL, (self._clock.now() - began) * 1e3)
+                    raise
             reply = msgspec.msgpack.decode(content, type=RankReply)
             path = Path(reply.path)
             self._hear(reply.slot, reply.wait_ms)
