@@ -107,8 +107,8 @@ def picture(result: dict[str, Any]) -> str:
         from_zero=True,
     )
     about = (
-        "Left: the AUC of ranking rises with the behaviours read. Right: the time a rank takes rises too in full, and "
-        "hardly by relay."
+        "Left: the AUC of ranking by the behaviours read. Right: the time a rank takes by the behaviours read, in full "
+        "and by relay."
     )
     return chart("What longer histories bring, and what they cost", about, "behaviours read", [auc, ms])
 
