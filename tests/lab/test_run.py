@@ -51,7 +51,7 @@ def test_a_cache_serves_those_who_return() -> None:
 
 
 def test_the_relay_ranks_newcomers_within_a_budget_that_full_inference_misses() -> None:
-    requests = trace()
+    requests = trace(rate=15.0)
     full, relay = run(Mode.FULL, requests), run(Mode.RELAY_HOST_EXTEND, requests)
     assert relay.reused == 0.0
     assert relay.holds(BUDGETS)
