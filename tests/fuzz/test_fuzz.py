@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from fuzzed_servers import Server, servers
 from optional import require
 from relaygr.errors import Unavailable
 from relaygr.serving import gateway, instance, openapi
 from relaygr.serving.client import HttpClient, Response
 from relaygr.serving.operations import ERRORS
+from simulated_servers import Server, servers
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "2000"))
 MIB = 2**20

@@ -1,4 +1,4 @@
-"""A gateway and an instance as processes, for whatever may be sent to them, and what they hold meanwhile."""
+"""A gateway and an instance as processes, for whatever may be done to them, and what they hold meanwhile."""
 
 import contextlib
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from relaygr.cascade.catalogue import Catalogue
-from relaygr.history import LmdbStore
+from relaygr.history import open_store
 
 __all__ = ["Server", "servers"]
 
@@ -47,17 +47,18 @@ def _resident(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def servers(folder: Path) -> Iterator[dict[str, Server]]:
+def servers(folder: Path, store_name: str | None = None) -> Iterator[dict[str, Server]]:
     """An instance of a simulated device, and a gateway in front of it, with a store that both read."""
+    store_name = store_name or str(folder / "store")
     draw = np.random.default_rng(0)
     Catalogue(np.arange(1000), draw.normal(size=(1000, 8)).astype(np.float32)).save(folder / "items.safetensors")
-    with LmdbStore(folder / "store") as store:
+    with open_store(store_name) as store:
         for user in range(5):
             times = np.cumsum(draw.integers(1, 900, 500))
             store.append(f"user-{user}", draw.integers(0, 1000, 500), draw.integers(0, 16, 500), times)
     file = folder / "relaygr.toml"
     file.write_text(
-        f'[engine]\ndevice = "simulated"\n[data]\nstore = "{folder}/store"\ncatalogue = "{folder}/items.safetensors"\n'
+        f'[engine]\ndevice = "simulated"\n[data]\nstore = "{store_name}"\ncatalogue = "{folder}/items.safetensors"\n'
         f"[instance]\nport = 0\n[gateway]\nport = 0\n[cascade]\npipeline_budget_ms = 20000\nranking_budget_ms = 10000\n"
     )
     with contextlib.ExitStack() as stack:
