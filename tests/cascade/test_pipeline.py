@@ -642,3 +642,24 @@ async def test_a_slow_store_costs_its_share_and_not_the_request(store: LmdbStore
         with pytest.raises(DeadlineExceeded):
             await cascade.run(RecommendRequest("u2"))
         assert now_ms() - began == pytest.approx(100)
+
+
+def test_what_was_appended_here_is_seen_although_the_store_is_gone(tmp_path: Path) -> None:
+    async def test() -> None:
+        with FlakyStore(tmp_path / "flaky", durable=False) as store:
+            store.append("u1", SEEN.items, SEEN.actions, SEEN.timestamps)
+            new = numbered(5, first=300)
+            async with pipeline(store, ranking()) as cascade:
+                await cascade.run(RecommendRequest("u1"))
+                cascade.appended("u1", new, store.append("u1", new.items, new.actions, new.timestamps))
+                cascade.appended("u2", new, 5)  # never read here
+                store.failure = Unavailable("gone")
+                answer = await cascade.run(RecommendRequest("u1"))
+                assert (answer.stale, answer.used) == (True, 305)
+                with pytest.raises(Unavailable):
+                    await cascade.run(RecommendRequest("u2"))
+                cascade.appended("u1", numbered(1, first=400), 401)  # others wrote, too
+                with pytest.raises(Unavailable):
+                    await cascade.run(RecommendRequest("u1"))
+
+    run_virtual(test())

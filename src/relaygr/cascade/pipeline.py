@@ -261,6 +261,17 @@ class Pipeline:
             stale,
         )
 
+    def appended(self, user: str, new: History, length: int) -> None:
+        """These were stored as the user's newest, who has `length` now: should the store be gone, they are not."""
+        recent = self._recent.get(user)
+        if recent is None:
+            return
+        if recent.start + len(recent) + len(new) == length:
+            longer = recent.append(new.items, new.actions, new.timestamps)
+            self._recent.keep(user, self.config.window.apply(longer))
+        else:  # others have written, too
+            self._recent.forget(user)
+
     def forget(self, user: str) -> None:
         """Keep nothing of the user."""
         self._recent.forget(user)

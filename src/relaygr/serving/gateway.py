@@ -11,7 +11,7 @@ import numpy as np
 
 from relaygr.cascade.pipeline import Pipeline, Recommendation, RecommendRequest
 from relaygr.errors import DeadlineExceeded, InvalidInput
-from relaygr.history import HistoryStore
+from relaygr.history import History, HistoryStore
 from relaygr.relay import Health
 from relaygr.serving import gateway_metrics, metrics, openapi, operations
 from relaygr.serving.gateway_metrics import GatewayCounts
@@ -143,6 +143,7 @@ class GatewayApp(App):
             raise InvalidInput("behaviours", "has numbers that do not fit 64 bits") from error
         self._ranking.check_actions(actions)
         length = await asyncio.to_thread(self._store.append, body.user, items, actions, times)
+        self._pipeline.appended(body.user, History(items, actions, times), length)
         self._counts.behaviours += len(items)
         return Reply(200, encode(encoding, BehavioursReply(body.user, length)), encoding)
 
