@@ -631,7 +631,7 @@ async def test_a_slow_store_costs_its_share_and_not_the_request(store: LmdbStore
         await asyncio.sleep(10.0 if slow else 0.001)
         return work()
 
-    async with pipeline(store, ranking(), store_ms=30.0) as cascade:
+    async with pipeline(store, ranking(), store_share=0.3) as cascade:
         cascade._offload = read
         await cascade.run(RecommendRequest("u1"))
         slow, began = True, now_ms()

@@ -62,8 +62,9 @@ class PipelineConfig:
     """From a request's arrival to its answer; past it the request fails with DeadlineExceeded."""
     ranking_ms: float = 50.0
     """Of these, for ranking."""
-    store_ms: float = 40.0
-    """How long the store may take where a user's history was read before; then that is used, and the answer says so."""
+    store_share: float = 0.3
+    """The share of pipeline_ms that the store may take where a user's history was read before; past it, that one is
+    used, and the answer says so."""
     signal_grace_ms: float = 2.0
     """How long a rank that is ready waits for the reply to its signal, which names the instance to follow. It is taken
     out of the ranking budget; 0: not at all."""
@@ -75,7 +76,7 @@ class PipelineConfig:
     """How much of a history is read."""
 
     def __post_init__(self) -> None:
-        for field in ("pipeline_ms", "ranking_ms", "store_ms", "signal_grace_ms"):
+        for field in ("pipeline_ms", "ranking_ms", "signal_grace_ms", "store_share"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise InvalidInput(field, f"must be a number, not {value!r}")
@@ -85,6 +86,8 @@ class PipelineConfig:
             raise InvalidInput("ranking_ms", f"must be less than pipeline_ms, {self.pipeline_ms:g}")
         if self.signal_grace_ms >= self.ranking_ms:
             raise InvalidInput("signal_grace_ms", f"must be less than ranking_ms, {self.ranking_ms:g}")
+        if self.store_share > 1:
+            raise InvalidInput("store_share", f"must be at most 1, not {self.store_share:g}")
         for field in ("retrieve", "candidates"):
             if index(field, getattr(self, field)) < 1:
                 raise InvalidInput(field, "must be at least 1")
@@ -280,7 +283,8 @@ class Pipeline:
         """The window of the user's history, and whether it is the one read last, because the store does not answer."""
         recent, limit = self._recent.get(user), end
         if recent is not None:
-            limit = min(end, _Limit(arrived + self.config.store_ms / 1e3, f"{self.config.store_ms:g} ms of the store"))
+            store_ms = self.config.store_share * self.config.pipeline_ms
+            limit = min(end, _Limit(arrived + store_ms / 1e3, f"{store_ms:g} ms of the store"))
         try:
             history = await self._by(limit, "reading the history", lambda: self._offload(lambda: self._read(user)))
         except (DeadlineExceeded, Unavailable, StoreError) as error:
