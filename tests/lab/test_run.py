@@ -84,14 +84,15 @@ def test_a_users_longer_history_begins_with_the_shorter_one() -> None:
 
 
 def _files(folder: Path) -> tuple[str, str]:
-    status = {"page_bytes": PAGE_BYTES, "cost_model": {"steps": [3e-4, 5e-6, 0, 1e-6, 0], "copies": [1e-4, 4e-5]}}
+    sizes = {"page_bytes": PAGE_BYTES, "device_pages": 400, "host_pages": 0}
+    status = {**sizes, "cost_model": {"steps": [3e-4, 5e-6, 0, 1e-6, 0], "copies": [1e-4, 4e-5]}}
     (folder / "status.json").write_text(json.dumps(status))
     trace(rate=10).save(folder / "trace.parquet")
     return str(folder / "trace.parquet"), str(folder / "status.json")
 
 
 def test_the_command_tells_what_each_mode_would_do(tmp_path: Path) -> None:
-    arguments = ["lab", "simulate", *_files(tmp_path), "--json", "--device-cache", "400MiB", "--host-cache", "0"]
+    arguments = ["lab", "simulate", *_files(tmp_path), "--json"]
     done = CliRunner().invoke(app, [*arguments, "--mode", "full", "--mode", "relay", "--ranking-ms", "12"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)

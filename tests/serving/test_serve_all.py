@@ -100,6 +100,7 @@ def test_behaviours_are_seen_by_the_next_request(served: Served) -> None:
         ("/v1/behaviours", {"user": "u", "behaviours": [{"item": -1, "action": 1, "timestamp": 1}]}, "items"),
         ("/v1/behaviours", {"user": "u", "behaviours": [{"item": 1, "action": 16, "timestamp": 1}]}, "actions"),
         ("/v1/behaviours", {"user": "u", "behaviours": [{"item": 1, "action": -1, "timestamp": 1}]}, "actions"),
+        ("/v1/behaviours", {"user": "u", "behaviours": [{"item": 1, "action": 1, "timestamp": 10**12}]}, "timestamps"),
     ],
 )
 def test_bad_input_gets_a_4xx_that_names_the_field(served: Served, path: str, body: Any, field: str) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,8 +111,12 @@ def simulate(
         float | None, typer.Option(help="The ranking time the trigger aims at; not given: what ranking may take.")
     ] = None,
     pipeline_ms: Annotated[float, typer.Option(min=0.001, help="What a request may take in all.")] = 200.0,
-    device_cache: Annotated[str, typer.Option(help="Memory for prefixes on the device.")] = "80GiB",
-    host_cache: Annotated[str, typer.Option(help="Memory for prefixes on the host.")] = "64GiB",
+    device_cache: Annotated[
+        str | None, typer.Option(help="Memory for prefixes on the device; not given: the instance's.")
+    ] = None,
+    host_cache: Annotated[
+        str | None, typer.Option(help="Memory for prefixes on the host; not given: the instance's.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what came out as JSON, for machines.")] = False,
 ) -> None:
     """Replay a trace in virtual time, on a device that takes as long as yours was measured to, mode after mode.
@@ -131,17 +136,20 @@ def simulate(
         if unknown:
             raise InvalidInput("mode", f"is {unknown[0]!r}; choose from {', '.join(Mode)}")
         modes = [Mode(name) for name in mode or (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)]
-        requests, (prices, page_bytes) = Trace.load(trace), _costs(costs)
+        requests, told = Trace.load(trace), _told(costs)
+        prices, page_bytes = told.costs, told.page_bytes
         config = EngineConfig(
-            device_cache=device_cache, host_cache=host_cache, max_history=int(requests.length.max(initial=1))
+            device_cache=device_cache or f"{told.device_pages * page_bytes}B",
+            host_cache=host_cache or f"{told.host_pages * page_bytes}B",
+            max_history=int(requests.length.max(initial=1)),
         )
         budgets = Budgets(ranking_ms, pipeline_ms)
         runs = []
         with progress_bar() as bar:
             for each in modes:
                 task = bar.add_task(each.value, total=len(requests))
-                told = functools.partial(_advance, bar, task)
-                runs.append(run(prices, page_bytes, config, requests, each, budgets, target_ms, told).told(budgets))
+                advance = functools.partial(_advance, bar, task)
+                runs.append(run(prices, page_bytes, config, requests, each, budgets, target_ms, advance).told(budgets))
     if as_json:
         typer.echo(json.dumps({"budgets_ms": [ranking_ms, pipeline_ms], "simulated": True, "runs": runs}, indent=2))
         return
@@ -165,8 +173,17 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _costs(path: Path) -> tuple[Any, int]:
-    """Prices of steps and copies, and the bytes of a page, from an instance's status."""
+@dataclass(frozen=True)
+class _Told:
+    """What an instance's status says of its device."""
+
+    costs: Any
+    page_bytes: int
+    device_pages: int
+    host_pages: int
+
+
+def _told(path: Path) -> _Told:
     from relaygr.engine.simulated import SimulatedCosts
     from relaygr.errors import InvalidInput
 
@@ -174,6 +191,7 @@ def _costs(path: Path) -> tuple[Any, int]:
         status = json.loads(path.read_text(encoding="utf-8"))
         status = status.get("engine", status)
         steps, copies = status["cost_model"]["steps"], status["cost_model"]["copies"]
-        return SimulatedCosts(*map(float, steps), *map(float, copies)), int(status["page_bytes"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidInput("costs", f"{path} is no instance's status: {error!r}") from error
+        costs = SimulatedCosts(*map(float, steps), *map(float, copies))
+        return _Told(costs, *(int(status[name]) for name in ("page_bytes", "device_pages", "host_pages")))
+    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput("costs", f"{path} is not what an instance answers to GET /v1/status") from error

@@ -17,7 +17,7 @@ from relaygr.clock import VirtualClock, VirtualTimeLoop, run_virtual
 from relaygr.config import EngineConfig
 from relaygr.engine import Decision, Engine, Path
 from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
-from relaygr.errors import DeadlineExceeded, Overloaded, Unavailable
+from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailable
 from relaygr.history import History
 from relaygr.lab.histories import Histories
 from relaygr.lab.trace import Trace
@@ -35,6 +35,10 @@ class Budgets:
 
     ranking_ms: float = 50.0
     pipeline_ms: float = 200.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ranking_ms <= self.pipeline_ms:
+            raise InvalidInput("ranking_ms", f"must be positive and at most pipeline_ms, {self.pipeline_ms:g}")
 
 
 @dataclass

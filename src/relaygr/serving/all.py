@@ -29,7 +29,7 @@ _SERVES: Final = re.compile(r"serves on (http://\S+)")
 
 
 DEFAULTS: Final = Settings(
-    cascade=PipelineConfig(pipeline_ms=1500.0, ranking_ms=1200.0),
+    cascade=PipelineConfig(pipeline_ms=1500.0, ranking_ms=1200.0, signal_grace_ms=20.0),
     trigger=TriggerConfig(target_ms=50.0),
     router=RouterConfig(quiet_tokens=16384),
     engine=EngineConfig(device_cache="256MiB", host_cache="512MiB", on_miss="truncate"),

@@ -38,6 +38,8 @@ __all__ = ["MAX_BODY", "GatewayApp"]
 MAX_BODY: Final = 4 * 2**20
 """Bytes of a body that are read."""
 MAX_K: Final = 1_000
+MILLISECONDS: Final = 10**11
+"""From here on a timestamp is no count of seconds: it would be the year 5138."""
 
 
 class GatewayApp(App):
@@ -141,6 +143,8 @@ class GatewayApp(App):
             items, actions, times = (np.array(column, np.int64) for column in columns)
         except OverflowError as error:
             raise InvalidInput("behaviours", "has numbers that do not fit 64 bits") from error
+        if int(times.max()) >= MILLISECONDS:
+            raise InvalidInput("timestamps", f"must be seconds; {int(times.max())} looks like milliseconds")
         self._ranking.check_actions(actions)
         length = await asyncio.to_thread(self._store.append, body.user, items, actions, times)
         self._pipeline.appended(body.user, History(items, actions, times), length)

@@ -154,7 +154,12 @@ class InstanceApp(App):
             raise Conflict(f"length: the store cannot say what is missing ({error}); send the whole history") from error
         if len(stored) < missing:
             raise Conflict(f"length: {missing} behaviours are wanted from the store, which has {len(stored)}")
-        return stored[:missing].append(carried.items, carried.actions, carried.timestamps)
+        try:
+            return stored[:missing].append(carried.items, carried.actions, carried.timestamps)
+        except InvalidInput as error:
+            raise Conflict(
+                f"digest: what is carried does not follow the store ({error}); send the whole history"
+            ) from error
 
     async def _scrape(self) -> bytes:
         """The text of /metrics; without the engine's part where it does not answer."""
