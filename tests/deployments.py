@@ -294,7 +294,7 @@ async def _deadline(within_s: float) -> AsyncIterator[None]:
 def _well(reply: Response, status: int) -> bytes:
     if reply.status == status:
         return reply.body
-    kinds: dict[int, type[RelayError]] = {429: Overloaded, 503: Unavailable, 504: DeadlineExceeded}
+    kinds: dict[int, type[RelayError]] = {429: Overloaded, 502: Unavailable, 503: Unavailable, 504: DeadlineExceeded}
     if reply.status not in kinds:
         raise AssertionError(f"{reply.status}: {reply.body!r}")
     raise kinds[reply.status](repr(reply.body))

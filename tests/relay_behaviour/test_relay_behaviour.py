@@ -5,8 +5,10 @@ Scores are compared with the oracle at every answer. Senders do not retry.
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 
 from deployments import Deployment, Fleet, Ranks, balanced, instances, plain, until
+from faulty_network import FaultyNetwork
 from haproxy_server import program
 from oracle import assert_scores, oracle_scores
 from relaygr import History, build_model
@@ -277,6 +280,48 @@ def test_a_swap_under_load_fails_no_request_and_every_answer_is_of_one_model(run
         await homes(deployment)
 
     run(test)
+
+
+@pytest.mark.parametrize("seed", [0])
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_network_that_drops_delays_and_truncates_costs_no_wrong_answer_and_no_late_one(
+    fleet: Fleet, tmp_path: Path, name: str, seed: int
+) -> None:
+    async def main() -> None:
+        draw = random.Random(seed)
+        async with contextlib.AsyncExitStack() as stack:
+            networks = {slot: FaultyNetwork(address, draw) for slot, address in fleet.addresses.items()}
+            for network in networks.values():
+                await stack.enter_async_context(network)
+            behind = dataclasses.replace(fleet, addresses={slot: network.address for slot, network in networks.items()})
+            deployment = await stack.enter_async_context(DEPLOYMENTS[name](behind, tmp_path))
+            for slot in SLOTS:
+                await until(lambda slot=slot: deployment.sees(slot))
+            outcomes: Counter[str] = Counter()
+
+            async def asked(user: str) -> None:
+                began, within_s = time.monotonic(), 1.0
+                try:
+                    await checked(deployment, user, within_s=within_s)
+                    outcomes["answered"] += 1
+                except (DeadlineExceeded, Unavailable, Overloaded) as error:
+                    outcomes[type(error).__name__] += 1
+                assert time.monotonic() - began < within_s + 5.0
+
+            for network in networks.values():
+                network.faulty = True
+            for _ in range(5):
+                await asyncio.gather(*(asked(user) for user in USERS))
+            assert outcomes["answered"] > 20, outcomes
+            assert sum(network.faults.total() for network in networks.values()) > 20
+            for network in networks.values():
+                network.faulty = False
+            for slot in SLOTS:
+                await until(lambda slot=slot: deployment.sees(slot))
+            for user in USERS:
+                await checked(deployment, user)
+
+    asyncio.run(main())
 
 
 def test_an_evicted_user_is_computed_anew(run: Callable[[Test], None]) -> None:

@@ -86,7 +86,7 @@ defaults
     # Pre-infer and rank may be sent twice: what is computed does not depend on it. So a slot that is gone, breaks off
     # or drains costs another try elsewhere and not the request.
     retries 3
-    retry-on conn-failure empty-response 503
+    retry-on conn-failure empty-response junk-response 503
     option redispatch 1
     http-reuse always
 {_refusals()}
