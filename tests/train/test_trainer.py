@@ -1,6 +1,7 @@
 """Training: it learns, it is the same for the same seed, and it goes on where it stopped."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from relaygr.errors import InvalidInput
-from relaygr.train.dataset import Behaviours, Dataset
+from relaygr.train.dataset import UNKNOWN, Behaviours, Dataset, Facts
 from relaygr.train.recipe import Recipe
 from relaygr.train.scoring import next_item_metrics, next_item_ranks, ranking_metrics, ranking_scores
 from relaygr.train.sequences import Sequences
@@ -143,3 +144,15 @@ def test_data_of_single_behaviours_are_refused() -> None:
     )
     with pytest.raises(InvalidInput, match="two behaviours"):
         train(Dataset(data.facts, data.catalogue, few), SMALL)
+
+
+@pytest.mark.parametrize("known", ["no column", "no value"])
+def test_ranking_is_not_learnt_from_data_without_labels_and_next_items_are(known: str) -> None:
+    data, rows = cyclic(), rows_of()
+    if known == "no column":
+        bare = Dataset(Facts("bare", (), 2), data.catalogue, replace(rows, labels=rows.labels[:, :0]))
+    else:
+        bare = Dataset(data.facts, data.catalogue, replace(rows, labels=np.full_like(rows.labels, UNKNOWN)))
+    with pytest.raises(InvalidInput, match=r"^objective.ranking: the data has no labels; .*label:NAME=COLUMN"):
+        train(bare, SMALL)
+    assert train(bare, SMALL.with_values(objective={"ranking": 0.0}, optimiser={"epochs": 1})).best == 0

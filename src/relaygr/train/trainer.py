@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from relaygr.errors import InvalidInput
 from relaygr.model import RankingModel
-from relaygr.train.dataset import Dataset
+from relaygr.train.dataset import UNKNOWN, Dataset
 from relaygr.train.objectives import losses
 from relaygr.train.recipe import Optimiser, Recipe
 from relaygr.train.scoring import next_item_metrics, next_item_ranks, ranking_metrics, ranking_scores
@@ -97,6 +97,11 @@ def train(
     With a `folder`, the state after each epoch is kept there; called again with the same recipe and seed, training
     goes on from it and ends as if it had never stopped. Same data, recipe, seed and CPU: same model.
     """
+    if recipe.objective.ranking and not (dataset.labels != UNKNOWN).any():
+        raise InvalidInput(
+            "objective.ranking",
+            "the data has no labels; import some with --columns label:NAME=COLUMN, or set ranking = 0 in the recipe",
+        )
     run = _Run(dataset, recipe, seed, device_of(device), folder)
     run.resume()
     for epoch in range(len(run.epochs), recipe.optimiser.epochs):
