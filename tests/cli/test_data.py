@@ -33,6 +33,7 @@ def test_import_shows_what_came_of_it_and_the_licence(tmp_path: Path) -> None:
     shown = call(*arguments, tmp_path / "data", *COLUMNS, "--licence", "CC0")
     assert "30 behaviours of 3 users, 7 items, labels click." in shown
     assert "Licence: CC0." in shown
+    assert (tmp_path / "data" / "LICENCE.txt").read_text() == "CC0\n"
     told = json.loads(call(*arguments, tmp_path / "other", *COLUMNS, "--json"))
     assert (told["behaviours"], told["labels"], told["licence"]) == (30, ["click"], "not stated")
 

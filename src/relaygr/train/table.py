@@ -58,6 +58,7 @@ def read_mapped(path: Path, columns: Mapping[str, str], *, milliseconds: bool = 
         actions,
         times // 1000 if milliseconds else times,
         np.stack(read, axis=1) if read else np.empty((table.num_rows, 0), np.int8),
+        licence_text=f"{licence}\n" if licence else "",
     )
 
 
