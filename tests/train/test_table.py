@@ -53,6 +53,13 @@ def test_milliseconds_become_seconds(tmp_path: Path) -> None:
     assert found.facts.labels == ()
 
 
+def test_times_that_look_like_milliseconds_are_refused_with_a_hint(tmp_path: Path) -> None:
+    text, columns = "uid,iid,ts\n1,5,1700000000000\n1,6,1700000060000\n", "user=uid,item=iid,timestamp=ts"
+    with pytest.raises(InvalidInput, match=r"^ts: .*--milliseconds"):
+        imported(tmp_path, text, columns)
+    assert imported(tmp_path, text, columns, milliseconds=True).rows.timestamps.tolist() == [1700000000, 1700000060]
+
+
 @pytest.mark.parametrize(
     ("text", "field"),
     [
@@ -66,12 +73,22 @@ def test_milliseconds_become_seconds(tmp_path: Path) -> None:
         ("uid,iid,ts,kind,clicked\n1,2,3,0,perhaps\n", "clicked"),
         ("uid,iid,ts,kind,clicked\n,2,3,0,1\n4,2,3,0,1\n", "user"),
         ("uid,iid,ts,kind,clicked\n1,,3,0,1\n4,2,3,0,1\n", "item"),
+        ("uid,iid,ts,kind,clicked\n,x,3,0,1\nb,y,3,0,1\n", "user: is missing in 1 rows"),
+        ("uid,iid,ts,kind,clicked\na,,3,0,1\na,  ,3,0,1\nb,y,3,0,1\n", "item: is missing in 2 rows"),
         ("uid,iid,ts,kind,clicked\n", "rows"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(text: str, field: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=field):
         imported(tmp_path, text)
+
+
+def test_an_empty_text_is_missing_in_parquet_too(tmp_path: Path) -> None:
+    users = pa.array(["a", "", None]).dictionary_encode()
+    pq.write_table(pa.table({"uid": users, "iid": [1, 2, 3], "ts": [10, 11, 12]}), tmp_path / "rows.parquet")
+    rows = read_mapped(tmp_path / "rows.parquet", read_columns("user=uid,item=iid,timestamp=ts"))
+    with pytest.raises(InvalidInput, match="user: is missing in 2 rows"):
+        number(rows)
 
 
 @pytest.mark.parametrize("columns", ["user=a,item=b", "user", "user=a,item=b,timestamp=c,weight=d", "user=,item=b"])

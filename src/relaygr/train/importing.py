@@ -52,8 +52,8 @@ def number(source: Source) -> Imported:
     Items are numbered in the order of `titles`, or else of their ids; those without a behaviour get no number.
     """
     for name, column in (("user", source.users), ("item", source.items)):
-        if column.null_count:
-            raise InvalidInput(name, f"is missing in {column.null_count} rows")
+        if missing := column.null_count + _empty(column):
+            raise InvalidInput(name, f"is missing in {missing} rows")
     if not len(source.users):
         raise InvalidInput("rows", "there are none")
     users = source.users.dictionary_encode()
@@ -90,6 +90,15 @@ def number(source: Source) -> Imported:
     return Imported(
         replace(source.facts, notes=notes), Items(tuple(ids[i] for i in by_id), titles), rows, source.licence_text
     )
+
+
+def _empty(column: pa.Array) -> int:
+    """How many texts of a column of texts are empty or of spaces alone."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return 0
+    return int(pc.sum(pc.equal(pc.utf8_trim_whitespace(column), "")).as_py() or 0)
 
 
 def _without_repeats(rows: Behaviours) -> tuple[Behaviours, int]:

@@ -15,6 +15,8 @@ from relaygr.train.importing import Source, column_integers, read_table
 __all__ = ["read_columns", "read_mapped"]
 
 _REQUIRED: Final = ("user", "item", "timestamp")
+_SECONDS: Final = 1e11
+"""Seconds beyond this are of the year 5138 and later; so many milliseconds are of 1973."""
 
 
 def read_columns(text: str) -> dict[str, str]:
@@ -38,6 +40,12 @@ def read_mapped(path: Path, columns: Mapping[str, str], *, milliseconds: bool = 
     or true or false; a missing one is unknown: such a behaviour is history, and no example."""
     table = read_table(path, tuple(columns.values()))
     times = column_integers(table, columns["timestamp"], path)
+    if not milliseconds and len(times) and np.median(times) > _SECONDS:
+        raise InvalidInput(
+            columns["timestamp"],
+            f"of {path} looks like milliseconds, not seconds (its median is {np.median(times):.0f}): "
+            "add --milliseconds",
+        )
     actions = np.zeros(table.num_rows, np.int64)
     if "action" in columns:
         actions = column_integers(table, columns["action"], path)
