@@ -1,6 +1,9 @@
 """Rows in demand are copied to the device; whatever is there, a lookup finds the table's row."""
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,3 +56,31 @@ def test_a_table_that_fits_is_all_here_in_the_end() -> None:
     for _ in range(5):
         cache.observe(np.arange(64))
     assert (cache.rows.slots >= 0).all()
+
+
+@pytest.mark.parametrize("fails_at", range(5))
+def test_a_transfer_that_fails_leaves_every_lookup_right(fails_at: int) -> None:
+    table = torch.randn(40, 4)
+    cache = HotRowCache(table, 4, CPU)
+    everything = np.arange(40)
+    for ids in ([1, 2, 3, 4], [1, 2, 3, 4]):
+        cache.observe(np.array(ids))
+    sent = [0]
+    send = cache._send
+
+    def failing(values: Any) -> torch.Tensor:
+        sent[0] += 1
+        if sent[0] == fails_at + 1:
+            raise RuntimeError("out of memory")
+        return send(values)
+
+    cache._send = failing  # type: ignore[method-assign]
+    cache._seen[:] = 0
+    cache.observe(np.array([10, 11]))
+    with pytest.raises(RuntimeError):
+        cache.observe(np.array([10, 11]))
+    assert torch.equal(looked_up(cache, table, everything), table)
+    for ids in ([20, 21], [20, 21], [30, 31, 32], [30, 31, 32], [1, 2], [1, 2]):
+        cache._seen[cache._owner[cache._owner >= 0]] = 0
+        cache.observe(np.array(ids))
+        assert torch.equal(looked_up(cache, table, everything), table)

@@ -11,6 +11,8 @@ from relaygr.history import PAGE
 
 __all__ = ["Canary"]
 
+_UNKNOWN: Final = -1
+"""In place of a count of tokens: what the page holds was not summed, and is not checked."""
 _AT_ONCE: Final = 16
 """Pages that are summed together: enough to be quick, few enough to fit beside the rest."""
 
@@ -45,12 +47,12 @@ class Canary:
         rows += [(row.pages, row.tokens, written) for row in step.scores]
         for pages, tokens, made_by_the_step in rows:
             for place, page in enumerate(np.asarray(pages)[: -(-tokens // PAGE)].tolist()):
-                if page in made_by_the_step:
+                if page in made_by_the_step or self._filled[Direction.IN][page] == _UNKNOWN:
                     continue
                 if self._filled[Direction.IN][page] < min(PAGE, tokens - place * PAGE):
                     raise PageSpoiled(f"page {page} is read before it was written")
                 read.add(page)
-        index = np.array(sorted(read), np.int64)
+        index = np.array(sorted(page for page in read if self._filled[Direction.IN][page] != _UNKNOWN), np.int64)
         return (self._sum(index) != self._sums[Direction.IN][self._on_device(index)]).any()
 
     def wrote(self, step: Step) -> None:
@@ -70,6 +72,8 @@ class Canary:
         other = Direction.OUT if copy.direction is Direction.IN else Direction.IN
         old, new = (np.asarray(pages, np.int64) for pages in (copy.source, copy.target))
         self._filled[copy.direction][new] = self._filled[other][old]
+        if copy.direction is Direction.OUT:
+            self._filled[Direction.OUT][new[-1:]] = _UNKNOWN  # someone may append to its last page while it is copied
         self._sums[copy.direction][self._on_device(new)] = self._sums[other][self._on_device(old)]
 
     def _sum(self, index: npt.NDArray[np.int64]) -> torch.Tensor:

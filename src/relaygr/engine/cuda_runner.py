@@ -13,6 +13,7 @@ While something is in flight the event loop never sleeps: waking up would cost m
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -197,9 +198,13 @@ class CudaRunner:
         """Deliver what has ended, each stream's in order, and come back while anything is in flight."""
         for load in self._loads:
             load.announce()
-        for flights in (self._loads, self._steps, self._writes):
+        # Steps are asked first and told of last: one that ran behind a load has landed after it.
+        landed = sum(1 for _ in itertools.takewhile(_Flight.landed, self._steps))
+        for flights in (self._loads, self._writes):
             while flights and flights[0].landed():
                 flights.popleft().deliver()
+        for _ in range(landed):
+            self._steps.popleft().deliver()
         loop = asyncio.get_running_loop()
         if self._steps or self._loads:
             loop.call_soon(self._poll)

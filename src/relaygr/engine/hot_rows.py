@@ -58,13 +58,14 @@ class HotRowCache:
         slots = slots[: len(wanted)]
         gone = self._owner[slots]
         gone = gone[gone >= 0]
-        self._slot_of[gone] = -1
-        self._slot_of[wanted] = slots
-        self._owner[slots] = wanted
         values = self._table[torch.from_numpy(wanted)]
         self.rows.slots[self._send(gone)] = -1
         self.rows.rows[self._send(slots)] = self._send(values)
         self.rows.slots[self._send(wanted)] = self._send(slots.astype(np.int32))
+        # Last: after a failure above, what was unmapped is read from the table, and what was not is unmapped again.
+        self._slot_of[gone] = -1
+        self._slot_of[wanted] = slots
+        self._owner[slots] = wanted
 
     def _send(self, values: npt.NDArray[np.integer] | torch.Tensor) -> torch.Tensor:
         tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)

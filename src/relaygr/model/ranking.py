@@ -6,6 +6,7 @@ import json
 import torch
 from torch import nn
 
+from relaygr.errors import InvalidInput
 from relaygr.kernels import PageLayout
 from relaygr.kernels.ends import head
 from relaygr.kernels.layer import Norm
@@ -16,6 +17,7 @@ from relaygr.model.hstu import HstuStack
 from relaygr.model.inputs import ModelInputs
 from relaygr.model.softmax import SoftmaxStack
 from relaygr.model.stack import BeforeLayer, Stack
+from relaygr.model.tokens import table_rows
 
 __all__ = ["EPOCH_TABLES", "RankingModel"]
 
@@ -32,6 +34,8 @@ class RankingModel(ModelInputs, nn.Module):
 
     def __init__(self, config: ModelConfig, *, epoch: int = 0) -> None:
         super().__init__()
+        if table_rows(config) >= 2**31:
+            raise InvalidInput("items", f"and contexts together must be below {2**31}, the rows that tokens can name")
         self.config = config
         self.epoch = epoch
         self.embedding = TokenEmbedding(config)

@@ -137,6 +137,7 @@ async def listening(app: Any, bound: socket.socket) -> AsyncIterator[int]:
         access_log=False,
         log_level="warning",
         timeout_keep_alive=75,
+        timeout_graceful_shutdown=1,  # drained already: what is left is clients that never finish their request
         proxy_headers=False,
         ws="none",
     )
