@@ -41,10 +41,14 @@ class TrainedFolder:
 
 
 def catalogue_of(model: RankingModel, dataset: Dataset) -> Catalogue:
-    """The items with the embeddings that retrieval searches. A row of zeros, never learnt, points nowhere special."""
+    """The items with the embeddings that retrieval searches. A row of zeros, never learnt, points nowhere special.
+
+    Where the data have no titles, an item's id in its source is its title.
+    """
     vectors = item_vectors(model).detach().cpu().numpy().copy()
     vectors[~vectors.any(axis=1), 0] = 1.0
-    return Catalogue(np.arange(len(dataset.catalogue)), vectors, dataset.catalogue.titles)
+    items = dataset.catalogue
+    return Catalogue(np.arange(len(items)), vectors, items.sources if items.titles is None else items.titles)
 
 
 def save_trained(folder: Path, done: Trained, dataset: Dataset, figures: Figures) -> None:
