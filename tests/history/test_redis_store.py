@@ -1,6 +1,7 @@
 """What is Redis's own: a server that is gone, slow or full, damage, other layouts, and how often it is asked."""
 
 import contextlib
+import importlib
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import PAGE, History, StoreCorrupt, StoreError, StoreFull, open_store
 
 redis = require("redis", "pip install 'relaygr[redis]'")
-module = require("relaygr.history.redis_store", "pip install 'relaygr[redis]'")
+module = importlib.import_module("relaygr.history.redis_store")
 RedisStore = module.RedisStore
 
 

@@ -1,6 +1,7 @@
 """What every store must do. A new kind of store is one more entry in STORES."""
 
 import contextlib
+import importlib
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,8 @@ def lmdb_stores(folder: Path) -> Iterator[Opener]:
 
 
 def redis_stores(folder: Path) -> Iterator[Opener]:
-    store = require("relaygr.history.redis_store", "pip install 'relaygr[redis]'")
+    require("redis", "pip install 'relaygr[redis]'")
+    store = importlib.import_module("relaygr.history.redis_store")
     with redis_server(folder) as server:
         for number in count():
             # Slow machines are slow; what is slow on purpose is in test_redis_store.py.
