@@ -1,6 +1,8 @@
 """Recipes: files that say what to train."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,7 @@ def test_every_recipe_of_the_package_makes_a_model(name: str) -> None:
         ('name = "x"\n[optimiser]\ndropout = 1.0', "dropout"),
         ('name = "x"\n[objective]\nnext_item = 0.0', "nothing to learn"),
         ('name = "x"\nsequence = 3', "sequence"),
+        ('name = "x"\nmodel = 3', "model"),
         ("name =", "recipe"),
     ],
 )
@@ -44,6 +47,29 @@ def test_what_the_data_decide_is_no_part_of_a_recipe() -> None:
         recipe.model_config(cyclic())
 
 
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({}, r"^model.family: is missing .* needs family, layers, dim, heads, of all keys .*scale_length"),
+        ({"family": "hstu", "dim": 8, "heads": 1}, r"^model.layers: is missing"),
+        ({"family": "hstu", "width": 8}, r"^model.width: is no key .* it has family, layers, dim, heads, head_dim"),
+        ({"family": "hstu", "layers": 1, "dim": "8", "heads": 1}, r"^dim: must be an integer"),
+        ({"family": "hstu", "layers": 1, "dim": 8, "heads": 0}, r"^heads: must be at least 1"),
+    ],
+)
+def test_a_wrong_or_missing_key_of_the_model_is_told_the_keys(model: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        Recipe.from_dict({"name": "x", "model": model}).model_config(cyclic())
+
+
 def test_a_name_that_is_none_is_told_the_names() -> None:
     with pytest.raises(InvalidInput, match="ml-1m"):
         read("ml-2m")
+
+
+def test_the_recipe_of_the_guide_is_one(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    found = re.search(r"```toml\n(.*?)```", guide, re.DOTALL)
+    assert found is not None
+    (tmp_path / "x.toml").write_text(found[1], encoding="utf-8")
+    assert read(tmp_path / "x.toml").model_config(cyclic()).layers == 2

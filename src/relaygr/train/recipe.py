@@ -2,10 +2,10 @@
 
 import math
 import tomllib
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from relaygr.errors import InvalidInput
 from relaygr.model import ModelConfig
@@ -13,6 +13,9 @@ from relaygr.train.dataset import Dataset, Ties
 from relaygr.train.split import SplitBy
 
 __all__ = ["Objective", "Optimiser", "Recipe", "Sequence", "names", "read"]
+
+_DECIDED: Final = ("items", "actions", "tasks", "contexts")
+"""Fields of a model's config that are no part of a recipe: the data decide them."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +121,26 @@ class Recipe:
             raise InvalidInput("objective", "has neither next_item nor ranking: there is nothing to learn")
 
     def model_config(self, dataset: Dataset) -> ModelConfig:
-        """The model this recipe makes of a data set."""
-        for name in ("items", "actions", "tasks", "contexts"):
-            if name in self.model:
+        """The model this recipe makes of a data set. InvalidInput lists the keys where one is wrong or missing."""
+        known = [each for each in fields(ModelConfig) if each.name not in _DECIDED]
+        keys = ", ".join(each.name for each in known)
+        for name in self.model:
+            if name in _DECIDED:
                 raise InvalidInput(f"model.{name}", "is decided by the data")
+            if name not in (each.name for each in known):
+                raise InvalidInput(f"model.{name}", f"is no key of a recipe's model; it has {keys}")
         values = dict(self.model)
-        if "head_dim" not in values and values.get("heads"):
-            values["head_dim"] = values.get("dim", 0) // values["heads"]
+        needed = [each.name for each in known if each.default is MISSING and each.name != "head_dim"]
+        for name in needed:
+            if name not in values:
+                raise InvalidInput(
+                    f"model.{name}",
+                    f"is missing from the recipe; [model] needs {', '.join(needed)}, of all keys {keys}",
+                )
+        if "head_dim" not in values:
+            dim, heads = values["dim"], values["heads"]
+            fit = isinstance(dim, int) and isinstance(heads, int) and heads > 0
+            values["head_dim"] = dim // heads if fit else 1  # what does not fit is refused by its own name
         tasks = max(1, len(dataset.facts.labels))
         decided = {"items": len(dataset.catalogue), "actions": dataset.facts.actions, "tasks": tasks, "contexts": 1}
         return ModelConfig.from_dict({**values, **decided})
@@ -139,9 +155,9 @@ class Recipe:
         _known("recipe", values, cls)
         made: dict[str, Any] = {}
         for name, value in values.items():
+            if name in (*sections, "model") and not isinstance(value, dict):
+                raise InvalidInput(name, "must be a table")
             if name in sections:
-                if not isinstance(value, dict):
-                    raise InvalidInput(name, "must be a table")
                 _known(name, value, sections[name])
                 made[name] = sections[name](**value)
             else:
