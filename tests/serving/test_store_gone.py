@@ -41,7 +41,7 @@ def test_while_the_store_is_gone_those_who_were_here_are_served_and_told_so(
             return client.post("/v1/recommend", json={"user": user, "k": 3})
 
         def append(user: str) -> Any:
-            body = {"user": user, "behaviours": [{"item": 3, "action": 1, "timestamp": 2**40}]}
+            body = {"user": user, "behaviours": [{"item": 3, "action": 1, "timestamp": 2**33}]}
             return client.post("/v1/behaviours", json=body)
 
         assert append("user-1").json()["length"] == 501

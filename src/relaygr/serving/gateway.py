@@ -3,14 +3,15 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Final
 
 import msgspec
 import numpy as np
 
 from relaygr.cascade.pipeline import Pipeline, Recommendation, RecommendRequest
-from relaygr.errors import DeadlineExceeded, InvalidInput
+from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded
 from relaygr.history import History, HistoryStore
 from relaygr.relay import Health
 from relaygr.serving import gateway_metrics, metrics, openapi, operations
@@ -38,6 +39,10 @@ __all__ = ["MAX_BODY", "GatewayApp"]
 MAX_BODY: Final = 4 * 2**20
 """Bytes of a body that are read."""
 MAX_K: Final = 1_000
+WRITERS: Final = 2
+"""Threads that write to the store."""
+MAX_WRITES: Final = 256
+"""Appends that may wait for it; one more is refused."""
 MILLISECONDS: Final = 10**11
 """From here on a timestamp is no count of seconds: it would be the year 5138."""
 
@@ -58,6 +63,8 @@ class GatewayApp(App):
         self._store = store
         self._ranking = ranking
         self._started = time.monotonic()
+        self._writes = ThreadPoolExecutor(WRITERS, "relaygr-writes")
+        self._writing = 0
         self._counts = GatewayCounts()
         self.metrics.tell(gateway_metrics.CASCADE, lambda: self._counts)
         self.metrics.tell(gateway_metrics.RELAY, lambda: self._ranking)
@@ -146,10 +153,22 @@ class GatewayApp(App):
         if int(times.max()) >= MILLISECONDS:
             raise InvalidInput("timestamps", f"must be seconds; {int(times.max())} looks like milliseconds")
         self._ranking.check_actions(actions)
-        length = await asyncio.to_thread(self._store.append, body.user, items, actions, times)
+        length = await self._write(lambda: self._store.append(body.user, items, actions, times))
         self._pipeline.appended(body.user, History(items, actions, times), length)
         self._counts.behaviours += len(items)
         return Reply(200, encode(encoding, BehavioursReply(body.user, length)), encoding)
+
+    async def _write(self, append: Callable[[], int]) -> int:
+        """Write to the store, in threads of its own: writes that wait must not keep reads and searches waiting."""
+        if self._writing >= MAX_WRITES:
+            raise Overloaded(f"{self._writing} appends wait for the store already")
+        self._writing += 1
+        written = asyncio.get_running_loop().run_in_executor(self._writes, append)
+        written.add_done_callback(lambda _: self._written())
+        return await asyncio.shield(written)
+
+    def _written(self) -> None:
+        self._writing -= 1
 
     def _status(self) -> GatewayStatus:
         ranking = self._ranking
