@@ -119,7 +119,7 @@ def valid(name: str, path: str, draw: random.Random) -> Any:
     if path == "/v1/recommend":
         return {"user": user, "k": draw.randrange(1, 50)}
     if path == "/v1/behaviours":
-        return {"user": user, "behaviours": [{"item": 3, "action": 1, "timestamp": 2**40} for _ in range(3)]}
+        return {"user": user, "behaviours": [{"item": 3, "action": 1, "timestamp": 2**33} for _ in range(3)]}
     length = draw.randrange(0, 40)
     columns = {
         "items": np.arange(length).tobytes(),
