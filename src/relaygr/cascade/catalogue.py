@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from relaygr.errors import InvalidInput
+from relaygr.files import replacing
 from relaygr.history.history import frozen, index, integers
 
 __all__ = ["Catalogue"]
@@ -78,16 +79,11 @@ class Catalogue:
 
     def save(self, path: str | Path) -> None:
         """Write the catalogue to `path`, one safetensors file, whole or not at all."""
-        path = Path(path)
         tensors: dict[str, npt.NDArray[Any]] = {"ids": self.ids, "embeddings": self.embeddings}
         if self.titles is not None:
             tensors["titles"] = np.frombuffer(json.dumps(self.titles).encode(), np.uint8)
-        partial = path.with_name(path.name + ".partial")
-        try:
+        with replacing(Path(path)) as partial:
             save_file(tensors, partial, metadata={"format": _FORMAT})
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

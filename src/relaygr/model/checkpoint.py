@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from relaygr.errors import InvalidInput
+from relaygr.files import replacing
 from relaygr.model.config import Combine, ModelConfig, SiluOn
 from relaygr.model.hstu import HstuLayer, HstuStack
 from relaygr.model.ranking import RankingModel
@@ -25,15 +26,10 @@ _FORMAT = "relaygr-1"
 
 def save(model: RankingModel, path: str | Path) -> None:
     """Write the model to `path`, whole or not at all."""
-    path = Path(path)
     metadata = {"format": _FORMAT, "config": json.dumps(model.config.to_dict()), "epoch": str(model.epoch)}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    partial = path.with_name(path.name + ".partial")
-    try:
+    with replacing(Path(path)) as partial:
         save_file(tensors, partial, metadata=metadata)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def load(path: str | Path) -> RankingModel:

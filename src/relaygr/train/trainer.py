@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from relaygr.errors import InvalidInput
+from relaygr.files import replacing
 from relaygr.model import RankingModel
 from relaygr.train.dataset import UNKNOWN, Dataset
 from relaygr.train.objectives import losses
@@ -255,9 +256,8 @@ class _Run:
             "best": [self.best, self.best_figure],
             "epochs": [[e.epoch, e.losses, e.valid, e.seconds] for e in self.epochs],
         }
-        partial = self._state().with_suffix(".partial")
-        save_file(tensors, partial, metadata={"state": json.dumps(about)})
-        partial.replace(self._state())
+        with replacing(self._state()) as partial:
+            save_file(tensors, partial, metadata={"state": json.dumps(about)})
 
     def resume(self) -> None:
         """Go on from the folder's state, if it has one of this recipe and seed."""
