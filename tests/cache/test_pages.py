@@ -180,3 +180,21 @@ def test_the_check_finds_an_owner_that_ended_as_a_pin() -> None:
     pool.unpin(page)
     with pytest.raises(RuntimeError):
         pool.check()
+
+
+def test_a_pool_that_grows_keeps_what_is_owned_and_hands_out_the_new_pages() -> None:
+    pool = PagePool(2)
+    mine = pool.take(2)
+    pool.own(mine)
+    pool.unpin(mine)
+    pool.fill(mine, 0, 130)
+    pool.grow(5)
+    pool.check()
+    assert (pool.total, pool.free, pool.available, pool.pinned) == (5, 3, 5, 0)
+    more = pool.take(3)
+    assert sorted([*mine.tolist(), *more.tolist()]) == [0, 1, 2, 3, 4]
+    assert pool.filled(int(mine[1])) == 2
+    pool.unpin(more)
+    pool.disown(mine)
+    pool.check()
+    assert pool.free == 5

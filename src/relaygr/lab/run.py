@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from relaygr.cache import Source
 from relaygr.clock import VirtualClock, VirtualTimeLoop, run_virtual
 from relaygr.config import EngineConfig
@@ -21,6 +19,7 @@ from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailab
 from relaygr.history import History
 from relaygr.lab.histories import Histories
 from relaygr.lab.trace import Trace
+from relaygr.lab.traffic import percentile
 from relaygr.relay import Forecast, Shape, SlotReport, Trigger, TriggerConfig
 from relaygr.serving.modes import Mode
 
@@ -86,7 +85,7 @@ class Run:
     @staticmethod
     def p(values: list[float], percent: float) -> float:
         """A percentile of these; not a number where there are none."""
-        return float(np.percentile(values, percent, method="higher")) if values else float("nan")
+        return percentile(values, percent) if values else float("nan")
 
 
 async def replay(
