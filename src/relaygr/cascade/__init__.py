@@ -1,8 +1,8 @@
 """Retrieval, pre-processing, and the pipeline that runs a request."""
 
 from relaygr.cascade.catalogue import Catalogue
+from relaygr.cascade.engine_ranking import EngineRanking
 from relaygr.cascade.pipeline import (
-    EngineRanking,
     Pipeline,
     PipelineConfig,
     Recommendation,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypedDict, TypeVar
+from typing import Final, NamedTuple, Self, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,14 +31,9 @@ from relaygr.engine import Decision, Path
 from relaygr.errors import DeadlineExceeded, InvalidInput, RelayError, Unavailable
 from relaygr.history import History, HistoryStore, SteppedWindow, StoreCorrupt, StoreError
 from relaygr.history.history import index, integers
-from relaygr.model import Candidates
 from relaygr.relay import Shape
 
-if TYPE_CHECKING:
-    from relaygr.engine import Engine
-
 __all__ = [
-    "EngineRanking",
     "Pipeline",
     "PipelineConfig",
     "RecommendRequest",
@@ -374,32 +369,6 @@ class Pipeline:
             if not timeout.expired():
                 raise
             raise DeadlineExceeded(f"the {limit.name} passed in {stage}") from error
-
-
-class EngineRanking:
-    """An engine in this process, as the one slot there is. The pipeline's clock must be the engine's."""
-
-    SLOT: Final = "local"
-
-    def __init__(self, engine: "Engine") -> None:
-        self._engine = engine
-
-    async def signal(self, user: str, history: History, context: Any, *, due: float) -> Signal:
-        return Signal(self._engine.signal(user, history, context=context, deadline=due), self.SLOT)
-
-    async def rank(
-        self,
-        user: str,
-        history: History,
-        candidates: Candidates,
-        context: Any,
-        request: npt.NDArray[np.float32] | None,
-        *,
-        slot: str | None,
-        deadline: float,
-    ) -> RankReply:
-        ranked = await self._engine.rank(user, history, candidates, context=context, request=request, deadline=deadline)
-        return RankReply(ranked.scores, ranked.path, ranked.used, ranked.epoch, self.SLOT, ranked.timings)
 
 
 class _Limit(NamedTuple):
