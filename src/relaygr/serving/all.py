@@ -20,7 +20,7 @@ from relaygr.serving.provision import provision
 from relaygr.serving.run import bind, running_gateway, stopping, unless
 from relaygr.serving.settings import DataSettings, Settings, render
 
-__all__ = ["DEFAULTS", "run_all"]
+__all__ = ["DEFAULTS", "run_all", "shared"]
 
 _RESTART_S: Final = 0.5
 _LIBC: Final = ctypes.CDLL(None)
@@ -57,7 +57,7 @@ async def run_all(
         stop = stack.enter_context(stopping())
         bound = stack.enter_context(bind(settings.gateway.host, settings.gateway.port))
         await asyncio.to_thread(provision, data, progress, named=settings.data)
-        settings = _shared(settings, data, instances)
+        settings = shared(settings, data, instances)
         membership = Membership(settings.membership)
         running = [_Instance(f"slot-{number}", settings, data, membership) for number in range(instances)]
         for instance in running:
@@ -79,7 +79,7 @@ async def _started(running: "list[_Instance]") -> bool:
     return True
 
 
-def _shared(settings: Settings, data: Path, instances: int) -> Settings:
+def shared(settings: Settings, data: Path, instances: int) -> Settings:
     """With a path for everything, the one named or the one that `provision` fills, and the cores divided: one is the
     gateway's and the loops'."""
     named, own = settings.data, settings.instance

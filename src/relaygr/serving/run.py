@@ -6,7 +6,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -20,9 +20,10 @@ from relaygr.cascade.retrieval import DelayedRetrieval, FaissRetrieval, HttpRetr
 from relaygr.cascade.stage import Retrieval
 from relaygr.clock import RealClock
 from relaygr.errors import InvalidInput, Unavailable
-from relaygr.history import open_store
+from relaygr.history import HistoryStore, open_store
 from relaygr.relay import Membership, Router, Trigger
 from relaygr.serving.admin import AdminApp, Beside, evict_at_instance, evict_everywhere, swap_at_instance
+from relaygr.serving.client import Client, HttpClient
 from relaygr.serving.engine_process import SIMULATED, EngineProcess, EngineSettings
 from relaygr.serving.gateway import GatewayApp
 from relaygr.serving.instance import InstanceApp
@@ -30,7 +31,22 @@ from relaygr.serving.link import EngineLink
 from relaygr.serving.ranking import RelayRanking
 from relaygr.serving.settings import Settings
 
-__all__ = ["bind", "listening", "run", "run_gateway", "run_instance", "running_gateway", "stopping", "unless"]
+__all__ = [
+    "RunningEngine",
+    "bind",
+    "drain",
+    "gateway_app",
+    "instance_app",
+    "listening",
+    "run",
+    "run_gateway",
+    "run_instance",
+    "running_engine",
+    "running_gateway",
+    "stopping",
+    "unless",
+    "url",
+]
 
 T = TypeVar("T")
 
@@ -56,28 +72,19 @@ async def run_instance(settings: Settings, ready: Callable[[str], None] = lambda
     Raises InvalidInput when no model is named, Unavailable when the engine process ends by itself: an instance without
     its engine is no instance.
     """
-    settings = settings.in_mode
-    store_path, own = settings.data.store, settings.instance
-    model = None if settings.engine.device == SIMULATED else settings.data.need("model")
-    token = settings.admin.token()
+    own = settings.instance
+    settings.admin.token()  # one that cannot be had is told before anything slow begins
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopping())
         bound = stack.enter_context(bind(own.host, own.port))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relaygr-")))
-        store = stack.enter_context(open_store(store_path)) if store_path else None
-        engine_settings = EngineSettings(
-            socket=str(folder / "engine"), model=model, config=asdict(settings.engine), threads=own.threads
-        )
-        engine = await unless(stop, EngineProcess.start(engine_settings))
+        begun = running_engine(settings)
+        engine = await unless(stop, begun.__aenter__())
         if engine is None:
             return
-        stack.push_async_callback(engine.stop, own.drain_s)
-        link = await EngineLink.connect(str(folder / "engine"))
-        stack.push_async_callback(link.close)
-        app = InstanceApp(link, store, own.slot)
-        admin = AdminApp(app, token, evict_at_instance(link, own.slot), swap_at_instance(link))
-        lost = asyncio.create_task(engine.ended())
-        async with listening(Beside(app, admin), bound) as port:
+        stack.push_async_exit(begun)
+        app, whole = instance_app(settings, engine)
+        lost = asyncio.create_task(engine.process.ended())
+        async with listening(whole, bound) as port:
             ready(url(own.host, port))
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait((lost, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -86,6 +93,45 @@ async def run_instance(settings: Settings, ready: Callable[[str], None] = lambda
         if lost.done():
             raise Unavailable(f"the engine process ended with status {lost.result()}")
         lost.cancel()
+
+
+@dataclass(frozen=True)
+class RunningEngine:
+    """An engine process, the link to it, and the store that its instance reads."""
+
+    process: EngineProcess
+    link: EngineLink
+    store: HistoryStore | None
+
+
+@contextlib.asynccontextmanager
+async def running_engine(settings: Settings) -> AsyncIterator[RunningEngine]:
+    """The engine process that the settings call for, once it takes calls; stopped at the end.
+
+    Raises InvalidInput when no model is named, Unavailable when it ends instead; it has said why.
+    """
+    settings = settings.in_mode
+    store_path, own = settings.data.store, settings.instance
+    model = None if settings.engine.device == SIMULATED else settings.data.need("model")
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relaygr-")))
+        store = stack.enter_context(open_store(store_path)) if store_path else None
+        engine_settings = EngineSettings(
+            socket=str(folder / "engine"), model=model, config=asdict(settings.engine), threads=own.threads
+        )
+        process = await EngineProcess.start(engine_settings)
+        stack.push_async_callback(process.stop, own.drain_s)
+        link = await EngineLink.connect(str(folder / "engine"))
+        stack.push_async_callback(link.close)
+        yield RunningEngine(process, link, store)
+
+
+def instance_app(settings: Settings, engine: RunningEngine) -> tuple[InstanceApp, Beside]:
+    """The app of an instance in front of its engine; alone, and with the operator's calls beside it."""
+    slot, token = settings.instance.slot, settings.admin.token()
+    app = InstanceApp(engine.link, engine.store, slot)
+    admin = AdminApp(app, token, evict_at_instance(engine.link, slot), swap_at_instance(engine.link))
+    return app, Beside(app, admin)
 
 
 @contextlib.contextmanager
@@ -178,13 +224,29 @@ async def running_gateway(settings: Settings, membership: Membership, bound: soc
 
     Raises InvalidInput when no store or no catalogue is named.
     """
+    own = settings.gateway
+    async with gateway_app(settings, membership) as (app, whole), listening(whole, bound) as port:
+        yield url(own.host, port)
+        await drain(app, own.drain_s)
+
+
+@contextlib.asynccontextmanager
+async def gateway_app(
+    settings: Settings, membership: Membership, connect: Callable[[str], Client] = HttpClient.to
+) -> AsyncIterator[tuple[GatewayApp, Beside]]:
+    """The app of a gateway over the slots of `membership`; alone, and with the operator's calls beside it.
+
+    `connect` makes what carries messages to an address. Raises InvalidInput when no store or no catalogue is named.
+    """
     settings = settings.in_mode
     own, store_path, token = settings.gateway, settings.data.need("store"), settings.admin.token()
     async with contextlib.AsyncExitStack() as stack:
         store = stack.enter_context(open_store(store_path))
         clock = RealClock()
         router = Router(membership, settings.router)
-        ranking = await stack.enter_async_context(RelayRanking(membership, router, Trigger(settings.trigger), clock))
+        ranking = await stack.enter_async_context(
+            RelayRanking(membership, router, Trigger(settings.trigger), clock, connect=connect)
+        )
         catalogue = None if own.retrieval_url else Catalogue.load(settings.data.need("catalogue"))
         retrieval = await _retrieval(settings, catalogue, stack)
         features = FeaturePreProcessing(
@@ -197,10 +259,7 @@ async def running_gateway(settings: Settings, membership: Membership, bound: soc
         if catalogue is not None and catalogue.titles is not None:
             titles = dict(zip(catalogue.ids.tolist(), catalogue.titles, strict=True))
         app = GatewayApp(pipeline, store, ranking, titles)
-        admin = AdminApp(app, token, evict_everywhere(store, pipeline.forget, membership, token))
-        async with listening(Beside(app, admin), bound) as port:
-            yield url(own.host, port)
-            await drain(app, own.drain_s)
+        yield app, Beside(app, AdminApp(app, token, evict_everywhere(store, pipeline.forget, membership, token)))
 
 
 async def _retrieval(settings: Settings, catalogue: Catalogue | None, stack: contextlib.AsyncExitStack) -> Retrieval:

@@ -27,6 +27,7 @@ from relaygr.errors import InvalidInput
 from relaygr.relay import MembershipConfig, RouterConfig, TriggerConfig
 from relaygr.serving.admin import AdminSettings
 from relaygr.serving.modes import RelaySettings
+from relaygr.serving.ray_settings import RaySettings
 
 __all__ = ["DataSettings", "GatewaySettings", "InstanceSettings", "Overrides", "Settings", "read", "render"]
 
@@ -155,6 +156,7 @@ class Settings:
     instance: InstanceSettings = field(default_factory=InstanceSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     admin: AdminSettings = field(default_factory=AdminSettings)
+    ray: RaySettings = field(default_factory=RaySettings)
 
     def __post_init__(self) -> None:
         one_budget = replace(self.trigger, ranking_budget_ms=self.cascade.ranking_ms)
