@@ -1,11 +1,12 @@
 """What holds for all tests: how Hypothesis searches, and that tests for a GPU are run where there is one."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from optional import on_ci
+from optional import on_ci, require
 
 # Machines differ in speed, so no example has a deadline; `timeout` in pyproject.toml ends what hangs.
 settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
@@ -21,3 +22,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(scope="session")
+def ray_running() -> Iterator[None]:
+    """One small Ray cluster for all tests that need one: it takes seconds to start."""
+    require("ray", "make test installs it where it can be had")
+    from ray_cluster import running_ray
+
+    with running_ray():
+        yield

@@ -23,11 +23,27 @@ from relaygr.clock import RealClock
 from relaygr.cluster.haproxy import HaproxyConfig, haproxy
 from relaygr.errors import DeadlineExceeded, Overloaded, RelayError, Unavailable
 from relaygr.relay import Health, Membership, Router, RouterConfig, Trigger
-from relaygr.serving.client import HttpClient, Response
+from relaygr.serving.client import Client, HttpClient, Response
 from relaygr.serving.ranking import RelayRanking
 from relaygr.serving.wire import Behaviours, Encoding, PreInferBody, PreInferReply, RankBody, RankReply, encode
 
-__all__ = ["TOKEN", "Balanced", "Deployment", "Fleet", "Plain", "Ranks", "balanced", "instances", "plain", "until"]
+__all__ = [
+    "TOKEN",
+    "WITHIN_S",
+    "Balanced",
+    "Deployment",
+    "Fleet",
+    "Plain",
+    "Processes",
+    "Ranks",
+    "Sender",
+    "admin",
+    "balanced",
+    "free_port",
+    "instances",
+    "plain",
+    "until",
+]
 
 TOKEN = "a token that is only for tests".replace(" ", "-")
 WITHIN_S = 60.0
@@ -57,9 +73,36 @@ async def until(holds: Any) -> None:
 # ---- instances
 
 
+class Fleet(Protocol):
+    """Instances under stable names, and what may be done to them."""
+
+    folder: Path
+
+    @property
+    def addresses(self) -> dict[str, str]: ...
+
+    def start(self, *slots: str) -> None:
+        """Start these again, and wait until they serve."""
+        ...
+
+    def restore(self) -> None:
+        """Start those that have ended."""
+        ...
+
+    def kill(self, slot: str) -> None: ...
+
+    def freeze(self, slot: str) -> None: ...
+
+    def thaw(self, slot: str) -> None: ...
+
+    async def admin(self, slot: str, call: str, **body: Any) -> Any:
+        """An operator's call to one instance."""
+        ...
+
+
 @dataclass
-class Fleet:
-    """Instance processes under stable names and addresses."""
+class Processes:
+    """Instances as plain processes, at addresses that stay."""
 
     folder: Path
     model: Path
@@ -91,21 +134,25 @@ class Fleet:
     def thaw(self, slot: str) -> None:
         self.processes[slot].send_signal(signal.SIGCONT)
 
-    async def admin(self, slot: str, call: str, **body: Any) -> Any:
-        """An operator's call to one instance."""
-        client = HttpClient.to(self.addresses[slot], keep=0)
-        headers = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
-        reply = await client.request("POST", f"/v1/admin/{call}", msgspec.json.encode(body), headers)
-        assert reply.status == 200, reply
-        return msgspec.json.decode(reply.body)
+    def restore(self) -> None:
+        """Start those that have ended."""
+        self.start(*(slot for slot, process in self.processes.items() if process.poll() is not None))
 
-    async def status(self, slot: str) -> Any:
-        reply = await HttpClient.to(self.addresses[slot], keep=0).request("GET", "/v1/status")
-        return msgspec.json.decode(reply.body)
+    async def admin(self, slot: str, call: str, **body: Any) -> Any:
+        return await admin(self.addresses[slot], call, **body)
+
+
+async def admin(address: str, call: str, **body: Any) -> Any:
+    """An operator's call to one instance."""
+    client = HttpClient.to(address, keep=0)
+    headers = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
+    reply = await client.request("POST", f"/v1/admin/{call}", msgspec.json.encode(body), headers)
+    assert reply.status == 200, reply
+    return msgspec.json.decode(reply.body)
 
 
 @contextlib.contextmanager
-def instances(folder: Path, model: Path, slots: tuple[str, ...]) -> Iterator[Fleet]:
+def instances(folder: Path, model: Path, slots: tuple[str, ...]) -> Iterator[Processes]:
     """Instances of this model, each on a port of its own."""
     token = folder / "token"
     token.write_text(TOKEN)
@@ -114,7 +161,7 @@ def instances(folder: Path, model: Path, slots: tuple[str, ...]) -> Iterator[Fle
         f'[engine]\ndevice_cache = "16MiB"\nhost_cache = "16MiB"\n[instance]\nthreads = 1\ndrain_s = 5.0\n'
         f'[admin]\ntoken_file = "{token}"\n'
     )
-    fleet = Fleet(folder, model, {slot: f"http://127.0.0.1:{free_port()}" for slot in slots})
+    fleet = Processes(folder, model, {slot: f"http://127.0.0.1:{free_port()}" for slot in slots})
     try:
         fleet.start(*slots)
         yield fleet
@@ -200,12 +247,12 @@ async def plain(fleet: Fleet, folder: Path) -> AsyncIterator[Plain]:
         yield Plain(ranking)
 
 
-class Balanced:
-    """HAProxy, configured from the membership."""
+class Sender:
+    """Someone who sends messages by a client, whole histories with them, and leaves it to the other side to route."""
 
-    def __init__(self, port: int, commands: Path) -> None:
-        self._client = HttpClient("127.0.0.1", port, keep=0)
-        self._commands = commands
+    def __init__(self, client: Client, patience_s: float = 0.0) -> None:
+        """`patience_s`: how long after a deadline the other side may take to say that it has passed."""
+        self._client, self._patience_s = client, patience_s
 
     async def signal(self, user: str, history: History, within_s: float) -> str:
         body = PreInferBody(**_whole(user, history))
@@ -217,14 +264,26 @@ class Balanced:
         reply = msgspec.msgpack.decode(_well(await self._post("/v1/rank", user, body, within_s), 200), type=RankReply)
         return Ranks(reply.to_array(), reply.path, reply.slot)
 
+    def headers(self, user: str) -> dict[str, str]:
+        """What says where a user's message belongs."""
+        return {"x-relaygr-key": user}
+
     async def _post(self, path: str, user: str, body: PreInferBody, within_s: float) -> Response:
         headers = {
             "content-type": Encoding.MSGPACK.value,
-            "x-relaygr-key": user,
             "x-relaygr-deadline-ms": f"{within_s * 1e3:.3f}",
+            **self.headers(user),
         }
-        async with _deadline(within_s + WITHIN_S):  # HAProxy keeps it
+        async with _deadline(within_s + self._patience_s):
             return await self._client.request("POST", path, encode(Encoding.MSGPACK, body), headers)
+
+
+class Balanced(Sender):
+    """HAProxy, configured from the membership. It keeps deadlines itself."""
+
+    def __init__(self, port: int, commands: Path) -> None:
+        super().__init__(HttpClient("127.0.0.1", port, keep=0), patience_s=WITHIN_S)
+        self._commands = commands
 
     async def sees(self, slot: str) -> bool:
         return (await self._column("status"))[slot] == "UP"

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-__all__ = ["FaultyNetwork"]
+__all__ = ["DELAY_S", "Fault", "FaultyNetwork"]
 
 DELAY_S = 0.05
 

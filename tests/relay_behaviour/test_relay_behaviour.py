@@ -1,4 +1,4 @@
-"""What the relay promises, whatever carries its messages. A new deployment is one more entry in DEPLOYMENTS.
+"""What the relay promises, whatever carries its messages. A new deployment is one more name in DEPLOYMENTS.
 
 Scores are compared with the oracle at every answer. Senders do not retry.
 """
@@ -33,10 +33,7 @@ ITEMS = np.array([5, 6, 7, 8])
 USERS = [f"user-{number}" for number in range(18)]
 PLENTY_S = 30.0
 
-DEPLOYMENTS: dict[str, Callable[[Fleet, Path], contextlib.AbstractAsyncContextManager[Deployment]]] = {
-    "plain": plain,
-    "haproxy": balanced,
-}
+DEPLOYMENTS = ("plain", "haproxy", "ray-direct", "ray-handle")
 
 Test = Callable[[Deployment, Fleet], Awaitable[None]]
 
@@ -54,22 +51,69 @@ def right(user: str, model: str) -> Any:
     return oracle_scores(MODELS[model], history(user), ITEMS)
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("fleet")
+def saved(folder: Path) -> Path:
+    """The folder, with the models in it."""
     for name, model in MODELS.items():
         checkpoint.save(model, folder / f"{name}.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = saved(tmp_path_factory.mktemp("fleet"))
     with instances(folder, folder / "a.safetensors", SLOTS) as running:
         yield running
 
 
+@pytest.fixture(scope="module")
+def on_ray(ray_running: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    from ray_cluster import RayFleet, settings_for
+
+    folder = saved(tmp_path_factory.mktemp("ray"))
+    text = f"""
+    [data]
+    model = "{folder}/a.safetensors"
+    [engine]
+    device_cache = "16MiB"
+    host_cache = "16MiB"
+    [instance]
+    threads = 1
+    drain_s = 5.0
+    [router]
+    quiet_tokens = 100000
+    [ray]
+    instances = {len(SLOTS)}
+    gateways = 0
+    health_timeout_s = 60.0
+    """
+    with RayFleet(folder, settings_for(folder, text)).running() as running:
+        yield running
+
+
+Deployed = Callable[[Any, Path], contextlib.AbstractAsyncContextManager[Deployment]]
+
+
 @pytest.fixture(params=DEPLOYMENTS)
-def run(request: pytest.FixtureRequest, fleet: Fleet, tmp_path: Path) -> Iterator[Callable[[Test], None]]:
-    if request.param == "haproxy":
-        program()
+def deployed(request: pytest.FixtureRequest) -> tuple[Fleet, Deployed]:
+    """The instances, and how a sender reaches them."""
+    match request.param:
+        case "haproxy":
+            program()
+            return request.getfixturevalue("processes"), balanced
+        case "ray-direct" | "ray-handle":
+            fleet = request.getfixturevalue("on_ray")
+            from ray_deployments import direct, handled
+
+            return fleet, direct if request.param == "ray-direct" else handled
+    return request.getfixturevalue("processes"), plain
+
+
+@pytest.fixture
+def run(deployed: tuple[Fleet, Deployed], tmp_path: Path) -> Iterator[Callable[[Test], None]]:
+    fleet, make = deployed
 
     async def main(test: Test) -> None:
-        async with DEPLOYMENTS[request.param](fleet, tmp_path) as deployment:
+        async with make(fleet, tmp_path) as deployment:
             for slot in SLOTS:
                 await until(lambda slot=slot: deployment.sees(slot))
             await test(deployment, fleet)
@@ -78,7 +122,7 @@ def run(request: pytest.FixtureRequest, fleet: Fleet, tmp_path: Path) -> Iterato
         asyncio.run(main(test))
 
     yield runs
-    fleet.start(*(slot for slot in SLOTS if fleet.processes[slot].poll() is not None))
+    fleet.restore()
 
 
 async def checked(deployment: Deployment, user: str, models: str = "a", within_s: float = PLENTY_S) -> Ranks:
@@ -282,19 +326,36 @@ def test_a_swap_under_load_fails_no_request_and_every_answer_is_of_one_model(run
     run(test)
 
 
+@contextlib.asynccontextmanager
+async def behind_faults(fleet: Any, make: Deployed, draw: random.Random) -> AsyncIterator[tuple[Any, list[Any]]]:
+    """The fleet as it is reached through what may be faulty: a network before each, or the handle that all go by."""
+    if make.__name__ == "handled":
+        from ray_deployments import FaultyHandle
+
+        handle = FaultyHandle(fleet.handle, draw)
+        yield dataclasses.replace(fleet, handle=handle), [handle]
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        networks = {slot: FaultyNetwork(address, draw) for slot, address in fleet.addresses.items()}
+        for network in networks.values():
+            await stack.enter_async_context(network)
+        addresses = {slot: network.address for slot, network in networks.items()}
+        field = "through" if make.__name__ == "direct" else "addresses"
+        yield dataclasses.replace(fleet, **{field: addresses}), list(networks.values())
+
+
 @pytest.mark.parametrize("seed", [0])
-@pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_a_network_that_drops_delays_and_truncates_costs_no_wrong_answer_and_no_late_one(
-    fleet: Fleet, tmp_path: Path, name: str, seed: int
+    deployed: tuple[Fleet, Deployed], tmp_path: Path, seed: int
 ) -> None:
+    fleet, make = deployed
+
     async def main() -> None:
         draw = random.Random(seed)
-        async with contextlib.AsyncExitStack() as stack:
-            networks = {slot: FaultyNetwork(address, draw) for slot, address in fleet.addresses.items()}
-            for network in networks.values():
-                await stack.enter_async_context(network)
-            behind = dataclasses.replace(fleet, addresses={slot: network.address for slot, network in networks.items()})
-            deployment = await stack.enter_async_context(DEPLOYMENTS[name](behind, tmp_path))
+        async with (
+            behind_faults(fleet, make, draw) as (behind, networks),
+            make(behind, tmp_path) as deployment,
+        ):
             for slot in SLOTS:
                 await until(lambda slot=slot: deployment.sees(slot))
             outcomes: Counter[str] = Counter()
@@ -308,13 +369,13 @@ def test_a_network_that_drops_delays_and_truncates_costs_no_wrong_answer_and_no_
                     outcomes[type(error).__name__] += 1
                 assert time.monotonic() - began < within_s + 5.0
 
-            for network in networks.values():
+            for network in networks:
                 network.faulty = True
             for _ in range(5):
                 await asyncio.gather(*(asked(user) for user in USERS))
             assert outcomes["answered"] > 20, outcomes
-            assert sum(network.faults.total() for network in networks.values()) > 20
-            for network in networks.values():
+            assert sum(network.faults.total() for network in networks) > 20
+            for network in networks:
                 network.faulty = False
             for slot in SLOTS:
                 await until(lambda slot=slot: deployment.sees(slot))

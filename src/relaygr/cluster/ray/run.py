@@ -54,27 +54,34 @@ def run_ray(
         progress(f"joining {address}")
         with _connected(address):
             _check_reach(settings)
+            _start_proxy(settings)
             deploy(settings, progress)
             ready(where)
         return
     bind(own.host, own.port).close()  # taken already? told before anything slow begins
     progress("starting Ray")
     with cluster(settings), _stopping() as stop:
+        _start_proxy(settings)
         deploy(settings, progress)
         ready(where)
         stop.wait()
 
 
-def deploy(settings: Settings, progress: Callable[[str], None] = lambda what: None, **options: Any) -> None:
-    """Put the application on the cluster that this process has joined, or upgrade it; returns once it is healthy.
+def _start_proxy(settings: Settings) -> None:
+    """Serve with its proxy on every machine, at the gateway's address; where it runs already it stays as it is."""
+    own = settings.gateway
+    serve.start(proxy_location="EveryNode", http_options={"host": own.host, "port": own.port})
 
-    Instances are replaced one after the other, each under its own slot, and drained first. `options`: of `application`.
+
+def deploy(settings: Settings, progress: Callable[[str], None] = lambda what: None, **options: Any) -> None:
+    """Put the application on the cluster that this process has joined and where Serve runs, or upgrade it.
+
+    Returns once it is healthy. Instances are replaced one after the other, each under its own slot, and drained first.
+    `options`: of `application`.
 
     Raises Unavailable, with what Serve said, where it does not become healthy.
     """
-    own = settings.gateway
     progress(f"starting {settings.ray.instances} instances")
-    serve.start(http_options={"host": own.host, "port": own.port, "location": "EveryNode"})
     try:
         serve.run(application(absolute(settings), **options), name=APP, route_prefix="/")
     except RuntimeError as error:
