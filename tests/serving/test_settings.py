@@ -72,7 +72,7 @@ def test_every_field_of_every_component_is_a_key_with_a_comment_or_is_filled_in(
     for section in fields(Settings):
         component = getattr(Settings(), section.name)
         for each in fields(component):
-            if is_dataclass(getattr(component, each.name)) or each.name == "instances":
+            if is_dataclass(getattr(component, each.name)) or (section.name, each.name) == ("gateway", "instances"):
                 assert f"[{section.name}.{each.name}]" in lines
             elif (section.name, each.name) not in told_elsewhere:
                 words = {
