@@ -51,9 +51,9 @@ class DirectLink:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def call(self, what: Any) -> Any:
+    async def call(self, what: Any, *, late_at: float | None = None) -> Any:
         value = begin(self._engine, what)
-        return told(self._engine, await value) if isinstance(value, asyncio.Future) else value
+        return told(await value, self._engine.pulse) if isinstance(value, asyncio.Future) else value
 
 
 class AppClient:

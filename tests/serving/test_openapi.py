@@ -50,7 +50,7 @@ class BrokenLink:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    async def call(self, what: object) -> Any:
+    async def call(self, what: object, *, late_at: float | None = None) -> Any:
         raise self._error
 
 

@@ -252,7 +252,7 @@ class EngineLoop:
     def _choose(self, work: Rank | PreInfer, due: float, needed: float) -> tuple[Option, Build | None]:
         """How to get the prefix this work needs, and the build to join where that is the way."""
         joined = self.builds.joinable(work.user, work.lineage, work.history)
-        option = self._options.choose(work, joined, self.wait_s(due), due, needed, self.device.copies)
+        option = self._options.choose(work, joined, self.wait_s, due, needed, self.device.copies)
         return option, joined if option.source is Source.IN_FLIGHT else None
 
     def _usable(self, lineage: Lineage) -> bool:

@@ -1,5 +1,7 @@
 """What the expander chooses from: every way to a prefix, with its price."""
 
+from collections.abc import Callable
+
 from relaygr.cache import Option, Source, Tier, choose
 from relaygr.clock import Clock
 from relaygr.engine.cost import CostModel
@@ -24,18 +26,24 @@ class Options:
         self._extend = extend
 
     def choose(
-        self, work: Rank | PreInfer, joinable: Build | None, wait_s: float, due: float, needed: float, copies: int
+        self,
+        work: Rank | PreInfer,
+        joinable: Build | None,
+        wait: Callable[[float], float],
+        due: float,
+        needed: float,
+        copies: int,
     ) -> Option:
         """The way to take for work due then whose prefix is needed by `needed`.
 
-        `joinable` is the build that will hold the most of its history, `wait_s` how long the device is busy with what
-        is due before, `copies` how many copies are under way.
+        `joinable` is the build that will hold the most of its history, `wait` says how long the device is busy with
+        what is due before then, `copies` how many copies are under way.
         """
         now, n = self._clock.now(), len(work.history)
         resident = self._held(self._device, work)
         if resident == n:
             return Option(Source.RESIDENT, n, now, 0.0)
-        everything = self._append_s(work, 0)
+        wait_s, everything = wait(due), self._append_s(work, 0)
         options = [Option(Source.NOTHING, 0, now + wait_s + everything, everything)]
         if resident > 0:
             rest = self._append_s(work, resident)

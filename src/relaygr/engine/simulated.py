@@ -6,6 +6,7 @@ as a wrong score, as it would with a model, and what the right one is needs no m
 """
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -219,8 +220,17 @@ def _token_numbers(version: str, epoch: int, history: History, context: npt.NDAr
 
 
 def _scores(held: Numbers, items: npt.NDArray[np.int64], tasks: int) -> npt.NDArray[np.float32]:
-    total = (held * (np.arange(len(held), dtype=np.uint64) * np.uint64(2) + np.uint64(1))).sum(dtype=np.uint64)
-    mixed = (items.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ total
-    mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-    column = ((mixed >> np.uint64(20)) & _SCORE_MASK).astype(np.float32)
-    return np.repeat(column[:, None], tasks, axis=1)
+    mixed = items.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= held @ _odd(len(held))
+    mixed ^= mixed >> np.uint64(33)
+    mixed *= np.uint64(0xFF51AFD7ED558CCD)
+    mixed >>= np.uint64(20)
+    mixed &= _SCORE_MASK
+    column = mixed.astype(np.float32)[:, None]
+    return column if tasks == 1 else np.repeat(column, tasks, axis=1)
+
+
+@functools.lru_cache(maxsize=256)
+def _odd(count: int) -> Numbers:
+    """The first odd numbers: what the numbers of a prefix are weighed by."""
+    return np.arange(count, dtype=np.uint64) * np.uint64(2) + np.uint64(1)

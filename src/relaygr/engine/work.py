@@ -27,7 +27,7 @@ class BuildState(StrEnum):
     """Nobody wants it any more; what was launched still runs to its end."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Rank:
     """One rank call."""
 
@@ -64,7 +64,7 @@ class Rank:
         return self.future.done()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class PreInfer:
     """One pre-infer call."""
 
@@ -81,7 +81,7 @@ class PreInfer:
         return self.future.done()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Build:
     """One prefix in the making. Its pages are pinned by it until it ends and nothing launched touches them.
 

@@ -22,6 +22,8 @@ def integers(field: str, values: Any, dtype: type[_Int]) -> npt.NDArray[_Int]:
 
     Raises InvalidInput naming `field` for other shapes, for floats, and for integers that do not fit.
     """
+    if type(values) is np.ndarray and values.dtype == dtype and values.ndim == 1 and values.flags.c_contiguous:
+        return values
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, OverflowError) as error:
@@ -216,9 +218,12 @@ class History:
 def frozen(array: npt.NDArray[_Int]) -> npt.NDArray[_Int]:
     """A read-only copy, or the array itself where nobody can ever write to it: a digest must stay true."""
     owner: object = array
-    while isinstance(owner, np.ndarray | memoryview):
+    while isinstance(owner, _VIEWS):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
     return array if isinstance(owner, bytes) else _locked(array.copy())
+
+
+_VIEWS: Final = (np.ndarray, memoryview)
 
 
 def _locked(array: npt.NDArray[_Int]) -> npt.NDArray[_Int]:

@@ -141,9 +141,9 @@ class Beside:
     def __init__(self, app: App, admin: AdminApp) -> None:
         self._app, self._admin = app, admin
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         admin = scope["type"] == "http" and scope["path"].startswith(PREFIX)
-        await (self._admin if admin else self._app)(scope, receive, send)
+        return (self._admin if admin else self._app)(scope, receive, send)
 
 
 def evict_at_instance(engine: link.EngineCalls, slot: str) -> Evict:

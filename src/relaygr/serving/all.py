@@ -16,6 +16,7 @@ from relaygr.cascade.pipeline import PipelineConfig
 from relaygr.config import EngineConfig
 from relaygr.errors import InvalidInput, Unavailable
 from relaygr.relay import Membership, RouterConfig, TriggerConfig
+from relaygr.serving.garbage import settle
 from relaygr.serving.provision import provision
 from relaygr.serving.run import bind, running_gateway, stopping, unless
 from relaygr.serving.settings import DataSettings, Settings, render
@@ -67,6 +68,7 @@ async def run_all(
             return
         async with running_gateway(settings, membership, bound) as address:
             keepers = [asyncio.create_task(instance.keep()) for instance in running]
+            settle()
             ready(address)
             await stop.wait()
             for keeper in keepers:

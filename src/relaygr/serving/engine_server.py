@@ -28,10 +28,13 @@ from relaygr.errors import RelayError
 from relaygr.model import Candidates, checkpoint
 from relaygr.serving import link
 from relaygr.serving.engine_process import READY, SIMULATED, EngineSettings
+from relaygr.serving.garbage import settle
 
 __all__ = ["begin", "serve_engine", "told"]
 
 _log = logging.getLogger(__name__)
+
+Pulse = Callable[[], tuple[float, int]]
 
 
 async def serve_engine(engine: Engine, path: str, ready: Callable[[], None], until: asyncio.Event) -> None:
@@ -55,6 +58,8 @@ class EngineConnection(link.Frames):
         self._engine = engine
         self._connections = connections
         self._running: dict[int, asyncio.Future[Any]] = {}
+        self._pulse: tuple[float, int] | None = None
+        """Of the engine, for all answers that leave together."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -80,7 +85,7 @@ class EngineConnection(link.Frames):
                 self._running[number].cancel()
             return
         try:
-            value = begin(self._engine, call.what)
+            value = begin(self._engine, call.what, self.pulse)
         except Exception as error:
             self.send(_failure(number, error))
             return
@@ -98,11 +103,22 @@ class EngineConnection(link.Frames):
         if error is not None:
             self.send(_failure(number, error))
         else:
-            self.send(link.Answer(number, told(self._engine, future.result())))
+            self.send(link.Answer(number, told(future.result(), self.pulse)))
+
+    def pulse(self) -> tuple[float, int]:
+        if self._pulse is None:
+            self._pulse = self._engine.pulse()
+        return self._pulse
+
+    def _flush(self) -> None:
+        super()._flush()
+        self._pulse = None
 
 
-def begin(engine: Engine, what: link.Signal | link.Rank | link.Status | link.Evict | link.Swap) -> Any:
-    """What a call is answered in plain values, or the future of it, for `told`."""
+def begin(
+    engine: Engine, what: link.Signal | link.Rank | link.Status | link.Evict | link.Swap, pulse: Pulse | None = None
+) -> Any:
+    """What a call is answered in plain values, or the future of it, for `told`. `pulse` is the engine's, or as good."""
     if isinstance(what, link.Status):
         return {"status": asdict(engine.status()), "counts": asdict(engine.counts())}
     if isinstance(what, link.Evict):
@@ -111,10 +127,10 @@ def begin(engine: Engine, what: link.Signal | link.Rank | link.Status | link.Evi
         return asyncio.ensure_future(_swap(engine, what.model))
     deadline = None if what.deadline_ms is None else engine.clock.now() + what.deadline_ms / 1e3
     history = link.unpack_history(what.history)
-    context = np.frombuffer(what.context, np.int64)
+    context = np.frombuffer(what.context, np.int64) if what.context else None
     if isinstance(what, link.Signal):
         decision = engine.signal(what.user, history, context=context, deadline=deadline)
-        return [decision.value, *engine.pulse()]
+        return [decision.value, *(pulse or engine.pulse)()]
     items = np.frombuffer(what.candidates, np.int64)
     features = None
     if what.features is not None:
@@ -131,13 +147,13 @@ async def _swap(engine: Engine, path: str) -> list[Any]:
     return [status.version, status.epoch]
 
 
-def told(engine: Engine, ranked: Any) -> Any:
+def told(ranked: Any, pulse: Pulse) -> Any:
     """An answer in plain values."""
     if not isinstance(ranked, Ranked):
         return ranked
     timings = [ranked.timings.total, ranked.timings.prefix, ranked.timings.score]
     scores, path = ranked.scores, ranked.path.value
-    return [scores.tobytes(), scores.shape[1], path, ranked.used, ranked.epoch, timings, *engine.pulse()]
+    return [scores.tobytes(), scores.shape[1], path, ranked.used, ranked.epoch, timings, *pulse()]
 
 
 def _failure(number: int, error: BaseException) -> link.Answer:
@@ -148,6 +164,7 @@ def _failure(number: int, error: BaseException) -> link.Answer:
 
 
 def _say_ready() -> None:
+    settle()
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()
 

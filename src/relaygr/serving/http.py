@@ -5,9 +5,8 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, ClassVar, Final, NamedTuple
 
 from relaygr.errors import (
     DeadlineExceeded,
@@ -46,8 +45,7 @@ class Disconnected(Exception):
     """The client has gone before its request was whole."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     method: str
     path: str
     headers: dict[bytes, bytes]
@@ -71,8 +69,7 @@ class Request:
         return value
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     status: int
     body: bytes
     content_type: str = Encoding.JSON
@@ -94,21 +91,23 @@ async def read_request(scope: Scope, receive: Receive, limit: int) -> Request:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Disconnected
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+        part = message.get("body", b"")
+        size += len(part)
         if size > limit:
             raise TooLarge(f"the body has more than {limit} bytes")
         if not message.get("more_body"):
-            return Request(scope["method"], scope["path"], headers, b"".join(parts))
+            body = b"".join((*parts, part)) if parts else part
+            return Request(scope["method"], scope["path"], headers, body)
+        parts.append(part)
 
 
 async def send_reply(send: Send, reply: Reply) -> None:
-    headers: Iterable[tuple[bytes, bytes]] = (
+    headers = [
         (b"content-type", reply.content_type.encode()),
-        (b"content-length", str(len(reply.body)).encode()),
+        (b"content-length", b"%d" % len(reply.body)),
         *reply.headers,
-    )
-    await send({"type": "http.response.start", "status": reply.status, "headers": list(headers)})
+    ]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})
 
 
@@ -200,7 +199,7 @@ class App(ABC):
             known = ", ".join(f"{verb} {path}" for path, verb in self.calls.items())
             return _refusal(404, f"there is no {request.path}; there are {known}")
         refused = _refusal(405, f"{request.path} is asked by {method}, not {request.method}")
-        return replace(refused, headers=((b"allow", method.encode()),))
+        return refused._replace(headers=((b"allow", method.encode()),))
 
     def refuse_if_draining(self) -> None:
         if self.draining:
@@ -210,38 +209,41 @@ class App(ABC):
 class _Client:
     """Whoever waits for the answer. Most come soon: only after a while is there a task that waits for its end."""
 
+    __slots__ = ("_answering", "_timer", "_watcher", "gone", "receive")
+
     def __init__(self, receive: Receive) -> None:
         self.receive = receive
         self.gone = False
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._answering: asyncio.Task[Any] | None = None
 
     def watch(self) -> None:
         """Its body is read. When it goes before its answer, this task is cancelled."""
-        loop, answering = asyncio.get_running_loop(), asyncio.current_task()
-        assert answering is not None
+        self._answering = asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
 
-        async def wait() -> None:
-            while (await self.receive())["type"] != "http.disconnect":
-                pass
-            self.gone = True
-            answering.cancel()
+    def _begin(self) -> None:
+        self._watcher = asyncio.get_running_loop().create_task(self._wait())
 
-        def begin() -> None:
-            self._watcher = loop.create_task(wait())
-
-        self._timer = loop.call_later(WATCH_AFTER_S, begin)
+    async def _wait(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        assert self._answering is not None
+        self.gone = True
+        self._answering.cancel()
 
     def forget(self) -> None:
         """It has its answer, or has gone."""
+        self._answering = None
         if self._timer is not None:
             self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
 
 
-WATCH_AFTER_S: Final = 0.005
-"""How long an answer may take before it is watched whether anybody still waits for it."""
+WATCH_AFTER_S: Final = 0.05
+"""How long an answer may take before it is watched whether anybody still waits for it: a task of its own then."""
 GONE: Final = 499
 """What requests are counted as whose client went before the answer."""
 OTHER: Final = "other"

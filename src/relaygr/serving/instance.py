@@ -2,17 +2,18 @@
 
 import asyncio
 import time
-from types import TracebackType
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 import msgspec
 import numpy as np
 
-from relaygr.errors import DeadlineExceeded, HistoryNeeded, InvalidInput, RelayError, Unavailable
+from relaygr.errors import HistoryNeeded, InvalidInput, RelayError, Unavailable
 from relaygr.history import History, HistoryStore, KnownHistory, StoreError
 from relaygr.serving import instance_metrics, link, metrics, openapi, operations
 from relaygr.serving.http import App, Conflict, Reply, Request
 from relaygr.serving.instance_metrics import EngineTold, InstanceCounts
+from relaygr.serving.until import Until
 from relaygr.serving.wire import (
     Alive,
     Encoding,
@@ -25,15 +26,13 @@ from relaygr.serving.wire import (
     decode,
     encode,
     floats,
-    integers,
+    raw_integers,
 )
 
 __all__ = ["MAX_BODY", "InstanceApp"]
 
 MAX_BODY: Final = 16 * 2**20
 """Bytes of a body that are read; a history of 500,000 behaviours fits."""
-LATEST_S: Final = 0.02
-"""How long after a deadline the engine may take to say that it has passed."""
 SCRAPE_S: Final = 2.0
 """How long a scrape waits for the engine; then it tells the rest."""
 PARTS: Final = ("total", "prefix", "score")
@@ -77,15 +76,13 @@ class InstanceApp(App):
 
     async def _pre_infer(self, request: Request, encoding: Encoding) -> Reply:
         body = decode(encoding, request.body, PreInferBody)
-        until = _Until(request.deadline_ms())
-        context = integers("context", body.context, np.int64).tobytes()
+        until = Until(request.deadline_ms())
+        context = raw_integers("context", body.context, np.int64)
 
-        async def signal(history: History | KnownHistory) -> Any:
-            packed = link.pack_history(history)
-            return await self._engine.call(link.Signal(body.user, packed, context, until.left_ms()))
+        def signal(history: History | KnownHistory) -> link.Signal:
+            return link.Signal(body.user, link.pack_history(history), context, until.left_ms())
 
-        async with until:
-            decision, wait_ms, version = await self._with_history(body, signal)
+        decision, wait_ms, version = await self._with_history(body, signal, until)
         self._counts.decisions[decision] += 1
         reply = PreInferReply(decision=decision, slot=self._slot, wait_ms=wait_ms, cost_version=version)
         headers = (*self._slot_header, (b"x-relaygr-decision", decision.encode()))
@@ -93,17 +90,16 @@ class InstanceApp(App):
 
     async def _rank(self, request: Request, encoding: Encoding) -> Reply:
         body = decode(encoding, request.body, RankBody)
-        until = _Until(request.deadline_ms())
-        context = integers("context", body.context, np.int64).tobytes()
+        until = Until(request.deadline_ms())
+        context = raw_integers("context", body.context, np.int64)
         items, features = body.raw_candidates()
         numbers = None if body.request is None else floats("request", body.request).tobytes()
 
-        async def rank(history: History | KnownHistory) -> Any:
+        def rank(history: History | KnownHistory) -> link.Rank:
             packed, left = link.pack_history(history), until.left_ms()
-            return await self._engine.call(link.Rank(body.user, packed, context, left, items, features, numbers))
+            return link.Rank(body.user, packed, context, left, items, features, numbers)
 
-        async with until:
-            scores, tasks, path, used, epoch, timings, wait_ms, version = await self._with_history(body, rank)
+        scores, tasks, path, used, epoch, timings, wait_ms, version = await self._with_history(body, rank, until)
         for part, ms in zip(PARTS, timings, strict=True):
             self._counts.rank_seconds[path, part].observe(ms / 1e3)
         reply = RankReply(
@@ -122,7 +118,12 @@ class InstanceApp(App):
         headers = (*self._slot_header, (b"x-relaygr-path", path.encode()))
         return Reply(200, encode(encoding, reply), encoding, headers)
 
-    async def _with_history(self, body: PreInferBody, call: Any) -> Any:
+    async def _with_history(
+        self,
+        body: PreInferBody,
+        call: Callable[[History | KnownHistory], link.Signal | link.Rank],
+        until: Until,
+    ) -> Any:
         """Make the call by digest where one is given, and with the behaviours where the engine wants them."""
         self.refuse_if_draining()
         if not body.user:
@@ -130,21 +131,21 @@ class InstanceApp(App):
         known = body.known()
         if known is not None:
             try:
-                answer = await call(known)
+                answer = await self._engine.call(call(known), late_at=until.late_at)
                 self._counts.histories["digest"] += 1
                 return answer
             except HistoryNeeded:
                 pass
         try:
             carried = body.carried()
-            history = await self._whole(body, carried)
+            history = await until.bound(self._whole(body, carried))
             if known is not None and history.digest() != known.digest():
                 raise Conflict("digest: it is not that of the behaviours known here; send the whole history")
         except Conflict:
             self._counts.histories["conflict"] += 1
             raise
         self._counts.histories["carried" if len(history) == len(carried) else "store"] += 1
-        return await call(history)
+        return await self._engine.call(call(history), late_at=until.late_at)
 
     async def _whole(self, body: PreInferBody, carried: History) -> History:
         """The window's behaviours: those carried, behind those that the store has before them."""
@@ -185,28 +186,3 @@ class InstanceApp(App):
         told = await self._ask()
         up = round(time.monotonic() - self._started, 1)
         return InstanceStatus(slot=self._slot, draining=self.draining, up_s=up, engine=told.status, counts=told.counts)
-
-
-class _Until:
-    """A caller's deadline, fixed when its request is here: reading the store and asking twice do not move it.
-
-    As a context: past it, by a little that the engine has to say so itself, DeadlineExceeded.
-    """
-
-    def __init__(self, ms: float | None) -> None:
-        self._at = None if ms is None else asyncio.get_running_loop().time() + ms / 1e3
-        self._timeout = asyncio.timeout_at(None if self._at is None else self._at + LATEST_S)
-
-    def left_ms(self) -> float | None:
-        return None if self._at is None else max(0.0, self._at - asyncio.get_running_loop().time()) * 1e3
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as late:
-            raise DeadlineExceeded("the engine did not answer by the deadline") from late

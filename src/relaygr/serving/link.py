@@ -2,8 +2,9 @@
 
     frame   │ length, 4 bytes little-endian │ msgpack of a Call or an Answer │
 
-Answers come in any order and carry the number of their call. What one turn of the event loop has to say is written at
-once, and what a read brings is taken at once: under load a frame costs a fraction of a system call.
+Answers come in any order and carry the number of their call. What one turn of the event loop has to say is written
+together, so that under load a frame costs a fraction of a system call; but a few at a time, so that the other side
+begins while this one still works.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 
 from relaygr import errors
-from relaygr.errors import InvalidInput, RelayError, Unavailable
+from relaygr.errors import DeadlineExceeded, InvalidInput, RelayError, Unavailable
 from relaygr.history import History, KnownHistory
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
 
 _LENGTH: Final = struct.Struct("<I")
 MAX_FRAME: Final = 256 * 2**20
+TOGETHER: Final = 16 * 2**10
+"""Bytes that are written together."""
 
 
 class Whole(msgspec.Struct, array_like=True, tag="whole"):
@@ -145,6 +148,7 @@ class Frames(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._outgoing = bytearray()
+        self._flushing = False
         self._loop = asyncio.get_running_loop()
 
     def frame(self, body: memoryview) -> None:
@@ -153,6 +157,7 @@ class Frames(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
+        self._transport.set_write_buffer_limits(high=TOGETHER - 1)  # from here on, uvloop does not wait for more
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -174,11 +179,19 @@ class Frames(asyncio.Protocol):
     def send(self, message: Call | Answer) -> None:
         """Soon, together with whatever else is sent in this turn of the loop."""
         begin = len(self._outgoing)
-        if not begin:
-            self._loop.call_soon(self._flush)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._end_of_turn)
         self._outgoing += b"\0\0\0\0"
         _ENCODER.encode_into(message, self._outgoing, begin + 4)
         _LENGTH.pack_into(self._outgoing, begin, len(self._outgoing) - begin - 4)
+        if len(self._outgoing) >= TOGETHER:
+            self._flush()
+
+    def _end_of_turn(self) -> None:
+        self._flushing = False
+        if self._outgoing:
+            self._flush()
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, bytearray()
@@ -197,14 +210,20 @@ def decode_call(frame: memoryview) -> Call:
     return _CALLS.decode(frame)
 
 
+def _late(future: "asyncio.Future[Answer]") -> None:
+    if not future.done():
+        future.set_exception(DeadlineExceeded("the engine did not answer by the deadline"))
+
+
 class EngineCalls(Protocol):
     """An engine, as a frontend sees it."""
 
     @property
     def alive(self) -> bool: ...
 
-    async def call(self, what: Signal | Rank | Status | Evict | Swap) -> Any:
-        """What the engine answers. Raises the RelayError it raised, or Unavailable when it is gone."""
+    async def call(self, what: Signal | Rank | Status | Evict | Swap, *, late_at: float | None = None) -> Any:
+        """What the engine answers. Raises the RelayError it raised, Unavailable when it is gone, or DeadlineExceeded
+        when it has said nothing by `late_at`, on the event loop's clock."""
         ...
 
 
@@ -227,24 +246,28 @@ class EngineLink(Frames):
     def alive(self) -> bool:
         return not self._gone
 
-    async def call(self, what: Signal | Rank | Status | Evict | Swap) -> Any:
-        """What the engine answers. Raises the RelayError it raised, or Unavailable when it is gone.
+    async def call(self, what: Signal | Rank | Status | Evict | Swap, *, late_at: float | None = None) -> Any:
+        """What the engine answers. Raises the RelayError it raised, Unavailable when it is gone, or DeadlineExceeded
+        when it has said nothing by `late_at`, on the event loop's clock.
 
-        A caller that is cancelled cancels the engine's work, unless others want it, too.
+        A caller that is late, or cancelled, cancels the engine's work, unless others want it, too.
         """
         if self._gone:
             raise Unavailable("the engine process is gone")
         number = next(self._numbers)
         future = self._waiting[number] = self._loop.create_future()
+        timer = None if late_at is None else self._loop.call_at(late_at, _late, future)
         self.send(Call(number, what))
         try:
             answer = await future
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, DeadlineExceeded):
             if not self._gone:
                 self.send(Call(number, Cancel()))
             raise
         finally:
             del self._waiting[number]
+            if timer is not None:
+                timer.cancel()
         if answer.error is not None:
             _raise(answer)
         return answer.value

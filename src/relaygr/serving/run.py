@@ -24,7 +24,9 @@ from relaygr.history import HistoryStore, open_store
 from relaygr.relay import Membership, Router, Trigger
 from relaygr.serving.admin import AdminApp, Beside, evict_at_instance, evict_everywhere, swap_at_instance
 from relaygr.serving.client import Client, HttpClient
+from relaygr.serving.connection import Connection
 from relaygr.serving.engine_process import SIMULATED, EngineProcess, EngineSettings
+from relaygr.serving.garbage import settle
 from relaygr.serving.gateway import GatewayApp
 from relaygr.serving.instance import InstanceApp
 from relaygr.serving.link import EngineLink
@@ -85,6 +87,7 @@ async def run_instance(settings: Settings, ready: Callable[[str], None] = lambda
         app, whole = instance_app(settings, engine)
         lost = asyncio.create_task(engine.process.ended())
         async with listening(whole, bound) as port:
+            settle()
             ready(url(own.host, port))
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait((lost, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -179,12 +182,16 @@ async def listening(app: Any, bound: socket.socket) -> AsyncIterator[int]:
     """uvicorn around the app on this socket; gives the port."""
     config = uvicorn.Config(
         app,
+        interface="asgi3",
+        http=Connection,
         lifespan="off",
         access_log=False,
         log_level="warning",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,  # drained already: what is left is clients that never finish their request
         proxy_headers=False,
+        server_header=False,
+        date_header=False,
         ws="none",
     )
     server = _Server(config)
@@ -291,6 +298,7 @@ async def run_gateway(settings: Settings, ready: Callable[[str], None] = lambda 
         membership.add(slot, address)
     with stopping() as stop, bind(settings.gateway.host, settings.gateway.port) as bound:
         async with running_gateway(settings, membership, bound) as address:
+            settle()
             ready(address)
             await stop.wait()
 

@@ -4,6 +4,7 @@ Arrays are raw little-endian bytes in msgpack (int64 ids and times, int32 action
 JSON; either form is read in either. Unknown fields are refused.
 """
 
+import functools
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeVar
 
@@ -40,6 +41,7 @@ __all__ = [
     "encoding_of",
     "floats",
     "integers",
+    "raw_integers",
 ]
 
 T = TypeVar("T")
@@ -117,16 +119,15 @@ class RankBody(PreInferBody, kw_only=True, forbid_unknown_fields=True):
 
     def raw_candidates(self) -> tuple[bytes, bytes | None]:
         """Items and features as raw arrays that fit each other; what they may be is for the model to say."""
-        items = integers("candidates", self.candidates, np.int64)
-        features = self.features
+        items, features = raw_integers("candidates", self.candidates, np.int64), self.features
         if isinstance(features, list):
-            checked = Candidates(items, features).features
+            checked = Candidates(np.frombuffer(items, np.int64), features).features
             features = None if checked is None else checked.tobytes()
         elif features is not None:
-            flat = floats("features", features)
-            if not len(items) or len(flat) % len(items):
-                raise InvalidInput("features", f"has {len(flat)} numbers for {len(items)} candidates")
-        return self.candidates if isinstance(self.candidates, bytes) else items.tobytes(), features
+            flat, count = floats("features", features), len(items) // 8
+            if not count or len(flat) % count:
+                raise InvalidInput("features", f"has {len(flat)} numbers for {count} candidates")
+        return items, features
 
 
 class PreInferReply(msgspec.Struct, kw_only=True):
@@ -329,24 +330,35 @@ def encode(encoding: Encoding, value: msgspec.Struct) -> bytes:
 def decode(encoding: Encoding, body: bytes, kind: type[T]) -> T:
     """The body as a `kind`. InvalidInput with a sentence for anything else."""
     try:
-        if encoding is Encoding.JSON:
-            return msgspec.json.decode(body, type=kind)
-        return msgspec.msgpack.decode(body, type=kind)
+        decoder: msgspec.msgpack.Decoder[T] = _decoder(encoding, kind)  # type: ignore[arg-type]  # a type is hashable
+        return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput("body", str(error)) from error
 
 
+@functools.cache
+def _decoder(encoding: Encoding, kind: Any) -> Any:
+    return msgspec.json.Decoder(kind) if encoding is Encoding.JSON else msgspec.msgpack.Decoder(kind)
+
+
 def integers(field: str, values: Ints, dtype: Any) -> npt.NDArray[Any]:
     """An array from either form."""
-    size = np.dtype(dtype).itemsize
     if isinstance(values, bytes):
-        if len(values) % size:
-            raise InvalidInput(field, f"has {len(values)} bytes, not a multiple of {size}")
-        return np.frombuffer(values, dtype)
+        return np.frombuffer(raw_integers(field, values, dtype), dtype)
     try:
         return np.array(values, dtype)
     except OverflowError as error:
         raise InvalidInput(field, f"has values that do not fit {np.dtype(dtype).name}") from error
+
+
+def raw_integers(field: str, values: Ints, dtype: Any) -> bytes:
+    """The bytes of an array from either form."""
+    if not isinstance(values, bytes):
+        return integers(field, values, dtype).tobytes()
+    size = np.dtype(dtype).itemsize
+    if len(values) % size:
+        raise InvalidInput(field, f"has {len(values)} bytes, not a multiple of {size}")
+    return values
 
 
 def floats(field: str, values: Floats) -> npt.NDArray[np.float32]:
