@@ -25,10 +25,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def ray_running() -> Iterator[None]:
-    """One small Ray cluster for all tests that need one: it takes seconds to start."""
+def ray_running() -> Iterator[str]:
+    """The address of Serve's proxy on a small Ray cluster: one for all tests, for it takes seconds to start."""
     require("ray", "make test installs it where it can be had")
     from ray_cluster import running_ray
 
-    with running_ray():
-        yield
+    with running_ray() as address:
+        yield address

@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayActorError
 
 from deployments import TOKEN, WITHIN_S, admin, free_port
 from relaygr.cluster.ray.application import APP, INSTANCE
@@ -30,8 +31,11 @@ TESTS = Path(__file__).parent
 
 
 @contextlib.contextmanager
-def running_ray() -> Iterator[None]:
-    """Ray on this machine, with few processes and little memory, that tells nobody; nothing is left of it."""
+def running_ray() -> Iterator[str]:
+    """Ray on this machine, with few processes and little memory, that tells nobody; nothing is left of it.
+
+    Gives the address of Serve's proxy.
+    """
     paths = [str(TESTS.parent / "src"), str(TESTS), os.environ.get("PYTHONPATH", "")]
     silent = {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -43,6 +47,7 @@ def running_ray() -> Iterator[None]:
     before = {name: os.environ.get(name) for name in silent}
     os.environ.update(silent)
     ray.init(
+        "local",
         num_cpus=16,
         num_gpus=0,
         include_dashboard=False,
@@ -51,8 +56,9 @@ def running_ray() -> Iterator[None]:
         log_to_driver=False,
     )
     try:
-        serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
-        yield
+        port = free_port()
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()
         directory(APP).end()
@@ -89,12 +95,12 @@ def settings_for(folder: Path, text: str) -> Settings:
 
 
 def table() -> dict[str, Held]:
-    """Who holds which slot."""
+    """Who holds which slot; nobody while that cannot be told."""
     try:
         actor = ray.get_actor(f"relaygr-slots-{APP}", namespace=NAMESPACE)
-    except ValueError:
+        return {held.slot: held for held in ray.get(actor.table.remote()) or ()}
+    except (ValueError, RayActorError):
         return {}
-    return {held.slot: held for held in ray.get(actor.table.remote()) or ()}
 
 
 @dataclass

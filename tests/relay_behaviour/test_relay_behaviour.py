@@ -10,52 +10,21 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from deployments import Deployment, Fleet, Ranks, balanced, instances, plain, until
+from deployments import Deployment, Fleet, balanced, instances, plain, until
 from faulty_network import FaultyNetwork
 from haproxy_server import program
-from oracle import assert_scores, oracle_scores
-from relaygr import History, build_model
+from relay_load import ITEMS, PLENTY_S, USERS, Load, checked, history, saved
 from relaygr.errors import DeadlineExceeded, Overloaded, Unavailable
-from relaygr.model import checkpoint
 
 SLOTS = ("slot-0", "slot-1", "slot-2")
-MODELS = {
-    name: build_model("hstu", layers=1, dim=16, heads=2, items=100, seed=seed) for name, seed in (("a", 0), ("b", 1))
-}
-ITEMS = np.array([5, 6, 7, 8])
-USERS = [f"user-{number}" for number in range(18)]
-PLENTY_S = 30.0
-
 DEPLOYMENTS = ("plain", "haproxy", "ray-direct", "ray-handle")
 
 Test = Callable[[Deployment, Fleet], Awaitable[None]]
-
-
-@cache
-def history(user: str) -> History:
-    draw = np.random.default_rng(list(user.encode()))
-    length = int(draw.integers(150, 400))
-    times = np.cumsum(draw.integers(1, 900, length))
-    return History(draw.integers(0, 100, length), draw.integers(0, 16, length), times)
-
-
-@cache
-def right(user: str, model: str) -> Any:
-    return oracle_scores(MODELS[model], history(user), ITEMS)
-
-
-def saved(folder: Path) -> Path:
-    """The folder, with the models in it."""
-    for name, model in MODELS.items():
-        checkpoint.save(model, folder / f"{name}.safetensors")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +35,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 @pytest.fixture(scope="module")
-def on_ray(ray_running: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def on_ray(ray_running: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     from ray_cluster import RayFleet, settings_for
 
     folder = saved(tmp_path_factory.mktemp("ray"))
@@ -125,19 +94,6 @@ def run(deployed: tuple[Fleet, Deployed], tmp_path: Path) -> Iterator[Callable[[
     fleet.restore()
 
 
-async def checked(deployment: Deployment, user: str, models: str = "a", within_s: float = PLENTY_S) -> Ranks:
-    """A rank, whose scores are those of one of these models."""
-    ranked = await deployment.rank(user, history(user), ITEMS, within_s)
-    failures = []
-    for model in models:
-        try:
-            assert_scores(ranked.scores, right(user, model))
-            return ranked
-        except AssertionError as failure:
-            failures.append(failure)
-    raise failures[0]
-
-
 async def homes(deployment: Deployment) -> dict[str, str]:
     """Where every user's requests go, one after the other, without leases."""
     await deployment.forget()
@@ -146,49 +102,6 @@ async def homes(deployment: Deployment) -> dict[str, str]:
         await until(deployment.idle)
         found[user] = (await checked(deployment, user)).slot
     return found
-
-
-class Load:
-    """Senders who ask without a pause and do not retry: a signal, which may fail, then the rank, which may not."""
-
-    def __init__(self, deployment: Deployment, models: str = "a", senders: int = 6) -> None:
-        self._deployment, self._models, self._senders = deployment, models, senders
-        self.answered = 0
-        self.failures: list[BaseException] = []
-        self._stop = False
-
-    async def _send(self, seed: int) -> None:
-        draw = random.Random(seed)
-        while not self._stop:
-            user = draw.choice(USERS)
-            try:
-                with contextlib.suppress(Unavailable, Overloaded, DeadlineExceeded):
-                    await self._deployment.signal(user, history(user), PLENTY_S)
-                await checked(self._deployment, user, self._models)
-                self.answered += 1
-            except BaseException as failure:
-                self.failures.append(failure)
-                raise
-
-    async def more(self, count: int) -> None:
-        """Wait until so many more are answered."""
-        wanted = self.answered + count
-
-        async def answered() -> bool:
-            return self.answered >= wanted or bool(self.failures)
-
-        await until(answered)
-        assert not self.failures, self.failures
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> "AsyncIterator[Load]":
-        senders = [asyncio.create_task(self._send(seed)) for seed in range(self._senders)]
-        try:
-            yield self
-        finally:
-            self._stop = True
-            await asyncio.gather(*senders, return_exceptions=True)
-        assert not self.failures, self.failures
 
 
 def test_a_key_goes_to_the_same_instance_and_keys_go_to_all(run: Callable[[Test], None]) -> None:

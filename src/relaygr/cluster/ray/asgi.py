@@ -1,4 +1,4 @@
-"""An ASGI app called without a socket, and one that Serve can call: it asks apps about their lifespan."""
+"""An ASGI app called without a socket, and one that Serve can call: below a prefix, with a lifespan."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from relaygr.serving.client import Response
 from relaygr.serving.http import Receive, Scope, Send
 
-__all__ = ["Lifespan", "call"]
+__all__ = ["Mounted", "call"]
 
 
 async def call(app: Any, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
@@ -31,15 +31,16 @@ async def call(app: Any, method: str, path: str, headers: Mapping[str, str], bod
     return Response(started["status"], told, b"".join(parts))
 
 
-class Lifespan:
-    """The app, and an answer to servers that tell it when they start and stop: it needs neither."""
+class Mounted:
+    """The app below a prefix of paths, and an answer to servers that tell when they start and stop: it needs neither."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
-            await self._app(scope, receive, send)
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            await self._app({**scope, "path": path or "/"}, receive, send)
             return
         while True:
             kind = (await receive())["type"]

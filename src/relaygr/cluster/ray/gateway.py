@@ -60,7 +60,7 @@ class Gateway:
         await follow(self._directory, self._membership, lambda held: address_of(self._path, held))
 
     def __serve_build_asgi_app__(self) -> Any:
-        return asgi.Lifespan(self._whole)
+        return asgi.Mounted(self._whole)
 
     async def __del__(self) -> None:
         if hasattr(self, "_following"):

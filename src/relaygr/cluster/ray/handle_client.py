@@ -29,15 +29,15 @@ class HandleClient:
     def __init__(self, handle: Any, slot: str | None = None) -> None:
         """`slot`: where every request goes that names none itself."""
         self._call = handle.call
-        self._slot = slot
+        self.slot = slot
 
     async def request(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> Response:
         """One exchange. Cancelled with its caller."""
         sent = dict(headers or {})
-        if self._slot is not None:
-            sent.setdefault(SLOT, self._slot)
+        if self.slot is not None:
+            sent.setdefault(SLOT, self.slot)
         refused: list[str] = []
         response: Response | None = None
         for _ in range(TRIES):
@@ -51,7 +51,7 @@ class HandleClient:
                 raise Unavailable(f"Serve has no instance for it: {error}") from error
             except (RayError, RayServeException) as error:
                 raise Unavailable(f"a call by Serve failed: {error}") from error
-            if response.status != 503 or self._slot is not None:
+            if response.status != 503 or self.slot is not None:
                 return response
             sent.pop(SLOT, None)
             refused.append(response.headers.get(SLOT, ""))

@@ -85,7 +85,7 @@ class Instance:
         return tuple(reply)
 
     def __serve_build_asgi_app__(self) -> Any:
-        return asgi.Lifespan(self._whole)
+        return asgi.Mounted(self._whole)
 
     # ---- what Serve asks
 

@@ -124,7 +124,7 @@ def cluster(settings: Settings) -> Iterator[None]:
 def _connected(address: str | None, **options: Any) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody unless that is wanted
     try:
-        ray.init(address, logging_level="warning", **options)
+        ray.init(address or "local", logging_level="warning", **options)
     except (ConnectionError, RuntimeError) as error:
         raise Unavailable(f"Ray cannot be {'joined' if address else 'started'}: {error}") from error
     try:
