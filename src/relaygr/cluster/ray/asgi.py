@@ -32,7 +32,7 @@ async def call(app: Any, method: str, path: str, headers: Mapping[str, str], bod
 
 
 class Mounted:
-    """The app below a prefix of paths, and an answer to servers that tell when they start and stop: it needs neither."""
+    """The app below a prefix of paths. Servers that tell when they start and stop are answered: it needs neither."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
