@@ -14,7 +14,7 @@ from relaygr.train.recipe import Recipe
 from relaygr.train.scoring import next_item_metrics, next_item_ranks, ranking_metrics, ranking_scores
 from relaygr.train.sequences import Sequences
 from relaygr.train.split import split
-from relaygr.train.trainer import Epoch, Trained, _Windows, train
+from relaygr.train.trainer import Epoch, Trained, _Windows, fresh_model, train
 from small_data import cyclic, rows_of
 
 SMALL = Recipe.from_dict(
@@ -124,6 +124,39 @@ def test_cropped_windows_lie_anywhere_in_what_is_learnt_from() -> None:
     assert lengths.max() == longest
     assert 0.3 < (lengths < longest).float().mean() < 0.7
     assert (starts.numpy() + lengths.numpy() < stops).any()
+
+
+def test_steps_of_so_many_behaviours_have_windows_of_like_lengths_and_leave_none_out() -> None:
+    data = cyclic()
+    windows = _Windows(data, split(data, "leave-one-out"), 13, 0.8, torch.device("cpu"))
+    torch.manual_seed(0)
+    steps = windows.epoch(1, tokens=60)
+    assert sum(len(starts) for starts, _, _ in steps) == len(windows)
+    for starts, lengths, longest in steps:
+        assert len(starts) * longest <= 60
+        assert longest == lengths.max()
+    held, read = sum(len(starts) * longest for starts, _, longest in steps), sum(int(n.sum()) for _, n, _ in steps)
+    assert held < 1.3 * read, "little is padded"
+    again = windows.epoch(1, tokens=60)
+    assert [step[2] for step in steps] != [step[2] for step in again]
+
+
+def test_a_model_learns_from_steps_of_so_many_behaviours() -> None:
+    recipe = SMALL.with_values(
+        sequence={"crop": 0.5}, optimiser={"epochs": 30, "evaluate_every": 10, "tokens": 96, "warm_up": 20}
+    )
+    done = train(cyclic(), recipe, seed=1)
+    valid = done.epochs[-1].valid
+    assert valid is not None
+    assert valid["liked_auc"] > 0.9
+
+
+@pytest.mark.parametrize(("positions", "stays"), [("noise", False), ("waves", False), ("fixed", True)])
+def test_positions_that_are_fixed_are_not_learnt(positions: str, stays: bool) -> None:
+    recipe = SMALL.with_values(optimiser={"positions": positions, "epochs": 1, "average": 0.9})
+    before = fresh_model(recipe, cyclic(), 1).embedding.positions
+    after = train(cyclic(), recipe, seed=1).model.embedding.positions
+    assert torch.equal(before, after) is stays
 
 
 def test_a_rate_that_is_too_high_is_said_so() -> None:

@@ -52,6 +52,9 @@ class Optimiser:
     epochs: int = 100
     batch: int = 128
     """Windows in a step."""
+    tokens: int = 0
+    """Behaviours in a step, padding included, in place of `batch`: windows of like lengths, so that little is padded,
+    and every behaviour counts as much as another; 0: `batch` windows of any length."""
     rate: float = 1e-3
     final: float = 0.0
     warm_up: int = 200
@@ -63,8 +66,9 @@ class Optimiser:
     dropout: float = 0.2
     embedding_scale: float = 0.02
     """Standard deviation of fresh embeddings."""
-    positions: Literal["noise", "waves"] = "noise"
-    """Fresh embeddings of positions are drawn at random, or are sines and cosines, which makes near positions alike."""
+    positions: Literal["noise", "waves", "fixed"] = "noise"
+    """Fresh embeddings of positions are drawn at random, or are sines and cosines, which makes near positions alike;
+    fixed: sines and cosines that stay as they are, so that positions few histories reach are no worse than others."""
     average: float = 0.0
     """Weights that are judged and kept are a running mean with this decay per step; 0: the last ones."""
     evaluate_every: int = 1
@@ -91,6 +95,7 @@ class Recipe:
             (self.objective, "negatives", 0),
             (self.optimiser, "epochs", 1),
             (self.optimiser, "batch", 1),
+            (self.optimiser, "tokens", 0),
             (self.optimiser, "warm_up", 0),
             (self.optimiser, "evaluate_every", 1),
             (self.optimiser, "patience", 0),
@@ -115,8 +120,8 @@ class Recipe:
             value = getattr(part, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
                 raise InvalidInput(name, f"must be a number from {low:g} to {high:g}, not {value!r}")
-        if self.optimiser.positions not in ("noise", "waves"):
-            raise InvalidInput("positions", f"is {self.optimiser.positions!r}; choose from noise, waves")
+        if self.optimiser.positions not in ("noise", "waves", "fixed"):
+            raise InvalidInput("positions", f"is {self.optimiser.positions!r}; choose from noise, waves, fixed")
         if not self.objective.next_item and not self.objective.ranking:
             raise InvalidInput("objective", "has neither next_item nor ranking: there is nothing to learn")
 

@@ -71,8 +71,9 @@ def fresh_model(recipe: Recipe, dataset: Dataset, seed: int) -> RankingModel:
                 if not name.startswith("embedding."):
                     scale = math.sqrt(2 / sum(parameter.shape))
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
-        if recipe.optimiser.positions == "waves":
+        if recipe.optimiser.positions != "noise":
             model.embedding.positions.copy_(_waves(model.embedding.positions.shape) * recipe.optimiser.embedding_scale)
+            model.embedding.positions.requires_grad_(recipe.optimiser.positions == "waves")
     return model
 
 
@@ -134,7 +135,8 @@ class _Run:
         self.model = fresh_model(recipe, dataset, seed).to(device).train()
         self.sequences = Sequences(dataset, self.model.config, recipe.sequence.length, device)
         self.windows = _Windows(dataset, self.split, recipe.sequence.length + 1, recipe.sequence.crop, device)
-        self.steps = -(-len(self.windows) // recipe.optimiser.batch)
+        self.steps = 0
+        """Of the epoch."""
         self.parameters = dict(self.model.named_parameters())
         self.optimiser = _optimiser(self.parameters, recipe.optimiser, device)
         self.averages = {name: p.detach().clone() for name, p in self.parameters.items()}
@@ -153,8 +155,11 @@ class _Run:
         options = self.recipe.optimiser
         torch.manual_seed(self.seed * 1_000_003 + epoch)  # order, windows, dropout and negatives
         totals: dict[str, torch.Tensor] = {}
+        steps = self.windows.epoch(options.batch, options.tokens)
+        self.steps = len(steps)
         with _coarse():
-            for starts, lengths, longest in self.windows.epoch(options.batch):
+            for index, (starts, lengths, longest) in enumerate(steps):
+                self._rate(epoch * self.steps + index)
                 batch = self.sequences.windows(starts, lengths, longest)
                 for name, value in self._step(batch).items():
                     totals[name] = totals[name] + value if name in totals else value
@@ -170,7 +175,6 @@ class _Run:
     def _step(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Learn from one batch; returns the losses before it did."""
         options, objective = self.recipe.optimiser, self.recipe.objective
-        self._rate()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             found = losses(self.model, self.sequences, batch, objective, options.dropout)
         loss = torch.stack([getattr(objective, name) * value for name, value in found.items()]).sum()
@@ -183,13 +187,14 @@ class _Run:
             self._average(options.average)
         return {name: value.detach() for name, value in found.items()}
 
-    def _rate(self) -> None:
+    def _rate(self, step: int) -> None:
+        """Set the rate of that step of all; where epochs differ in steps, as if all had as many as this one."""
         options = self.recipe.optimiser
         total = options.epochs * self.steps
         if self.step < options.warm_up:
             share = (self.step + 1) / options.warm_up
         else:
-            at = (self.step - options.warm_up) / max(1, total - options.warm_up)
+            at = (step - options.warm_up) / max(1, total - options.warm_up)
             share = options.final + (1 - options.final) * 0.5 * (1 + math.cos(math.pi * min(at, 1.0)))
         for group in self.optimiser.param_groups:
             group["lr"] = options.rate * share
@@ -319,8 +324,11 @@ class _Windows:
     def __len__(self) -> int:
         return len(self._low)
 
-    def epoch(self, batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-        """Starts and lengths of each step's windows, in a new order, and the longest length of the step."""
+    def epoch(self, batch: int, tokens: int = 0) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+        """Starts and lengths of each step's windows, in a new order, and the longest length of the step.
+
+        A step has `batch` windows, or with `tokens` as many of like lengths as come to so many behaviours.
+        """
         if self._newest is None:
             raise InvalidInput("data", "no user has two behaviours to learn from")
         lengths, newest = self._lengths, self._newest
@@ -332,7 +340,26 @@ class _Windows:
         drawn = (torch.rand(len(self)) * (room + 1)).long().minimum(room)
         starts = self._low + torch.where(newest, room, drawn)
         order = torch.randperm(len(self))
-        starts, lengths = starts[order], lengths[order]
-        for low in range(0, len(self), batch):
-            step = slice(low, low + batch)
-            yield starts[step].to(self._device), lengths[step].to(self._device), int(lengths[step].max())
+        if tokens:
+            near = lengths[order] * (1 + 0.2 * torch.rand(len(self)))  # not the same windows together each time
+            order = order[near.argsort()]
+            bounds = _bounds(lengths[order].tolist(), tokens)
+            bounds = [bounds[index] for index in torch.randperm(len(bounds)).tolist()]
+        else:
+            bounds = [(low, low + batch) for low in range(0, len(self), batch)]
+        steps = []
+        for low, high in bounds:
+            own = order[low:high]
+            steps.append((starts[own].to(self._device), lengths[own].to(self._device), int(lengths[own].max())))
+        return steps
+
+
+def _bounds(lengths: list[int], tokens: int) -> list[tuple[int, int]]:
+    """Runs of windows that come to at most so many behaviours, padding included; one that is longer is a run."""
+    bounds, low, longest = [], 0, 0
+    for high, length in enumerate(lengths):
+        longest = max(longest, length)
+        if high > low and longest * (high + 1 - low) > tokens:
+            bounds.append((low, high))
+            low, longest = high, length
+    return [*bounds, (low, len(lengths))]
