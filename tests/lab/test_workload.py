@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relaygr.errors import InvalidInput
-from relaygr.lab.quantiles import GLOBO_GAPS, LENGTHS, Quantiles
+from relaygr.lab.quantiles import GLOBO_GAPS, LENGTHS
 from relaygr.lab.trace import Trace
 from relaygr.lab.workload import Recorded, Workload, running_sums
 
@@ -154,11 +154,3 @@ def test_a_distribution_stays_between_its_points(share: float) -> None:
         value = float(known.at(np.array([share]))[0])
         assert known.points[0][1] <= value * (1 + 1e-9)
         assert value <= known.points[-1][1] * (1 + 1e-9)
-
-
-@pytest.mark.parametrize(
-    "points", [(), ((0.5, 1.0), (0.5, 2.0)), ((0.1, 2.0), (0.9, 1.0)), ((0.1, 0.0),), ((1.5, 1.0),)]
-)
-def test_points_that_are_no_distribution_are_refused(points: tuple[tuple[float, float], ...]) -> None:
-    with pytest.raises(InvalidInput, match="quantiles"):
-        Quantiles(points, "here")

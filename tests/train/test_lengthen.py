@@ -1,14 +1,13 @@
 """Longer histories made of real ones."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relaygr.errors import InvalidInput
+from relaygr.history.quantiles import Quantiles
 from relaygr.train.dataset import UNKNOWN, Dataset
 from relaygr.train.importing import Imported
-from relaygr.train.lengthen import lengthen, quantile_lengths
+from relaygr.train.lengthen import lengthen
 from small_data import cyclic
 
 
@@ -20,7 +19,7 @@ def loaded(made: Imported) -> Dataset:
 @given(st.integers(1, 300), st.integers(0, 3))
 def test_histories_have_the_length_asked_for_and_the_real_one_at_the_end(length: int, seed: int) -> None:
     data = cyclic(6)
-    made = loaded(lengthen(data, quantile_lengths([(0.0, length)]), seed=seed))
+    made = loaded(lengthen(data, Quantiles(((0.0, length),), "here"), seed=seed))
     for user in range(data.users):
         real, long = data.history(user), made.history(user)
         assert len(long) == max(length, len(real))
@@ -33,7 +32,7 @@ def test_histories_have_the_length_asked_for_and_the_real_one_at_the_end(length:
 
 def test_what_is_made_up_is_labelled_and_never_an_example() -> None:
     data = cyclic(6)
-    made = lengthen(data, quantile_lengths([(0.0, 100)]))
+    made = lengthen(data, Quantiles(((0.0, 100),), "here"))
     assert made.facts.synthetic
     assert made.facts.name == "cyclic-lengthened"
     assert "Synthetic" in made.facts.notes[-1]
@@ -46,20 +45,13 @@ def test_what_is_made_up_is_labelled_and_never_an_example() -> None:
 
 
 def test_the_same_seed_makes_the_same_histories() -> None:
-    draw = quantile_lengths([(0.0, 50), (1.0, 500)])
+    draw = Quantiles(
+        (
+            (0.0, 50),
+            (1.0, 500),
+        ),
+        "here",
+    )
     one, same, other = (loaded(lengthen(cyclic(6), draw, seed=seed)) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one.items, same.items)
     assert len(one) != len(other)
-
-
-def test_lengths_follow_the_distribution() -> None:
-    drawn = quantile_lengths([(0.0, 10), (0.5, 100), (1.0, 1000)])(np.random.default_rng(0), 20_000)
-    assert drawn.min() >= 10
-    assert drawn.max() <= 1000
-    assert np.median(drawn) == pytest.approx(100, rel=0.05)
-
-
-@pytest.mark.parametrize("points", [[], [(0.5, 10), (0.2, 20)], [(0.0, 0)], [(0.0, 20), (1.0, 10)], [(1.5, 10)]])
-def test_a_distribution_that_is_none_is_refused(points: list[tuple[float, float]]) -> None:
-    with pytest.raises(InvalidInput, match="lengths"):
-        quantile_lengths(points)

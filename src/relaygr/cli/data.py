@@ -13,6 +13,7 @@ from relaygr.cli.output import errors, progress_bar
 from relaygr.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from relaygr.history.quantiles import Quantiles
     from relaygr.train.importing import Imported
 
 __all__ = ["data"]
@@ -89,13 +90,11 @@ def lengthen(
     with errors("data lengthen"), progress_bar() as bar:
         from relaygr.train import dataset as datasets
         from relaygr.train.lengthen import lengthen as grow
-        from relaygr.train.lengthen import quantile_lengths
 
         task = bar.add_task("lengthening", total=None)
-        draw = quantile_lengths(_points(lengths))
         made = grow(
             datasets.load(source),
-            draw,
+            _quantiles(lengths),
             seed=seed,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
@@ -129,11 +128,17 @@ def store(
     typer.echo(json.dumps(told) if as_json else f"{loaded.users:,} users with {len(loaded):,} behaviours are in {out}.")
 
 
-def _points(text: str) -> list[tuple[float, float]]:
+def _quantiles(text: str) -> "Quantiles":
+    from relaygr.history.quantiles import Quantiles
+
     try:
-        return [(float(share), float(length)) for share, length in (part.split(":") for part in text.split(","))]
+        points = tuple((float(share), float(length)) for share, length in (part.split(":") for part in text.split(",")))
     except ValueError as error:
         raise InvalidInput("lengths", f"{text!r} are no points SHARE:LENGTH, as in 0.5:2048,0.99:16384") from error
+    try:
+        return Quantiles(points, "set directly")
+    except InvalidInput as error:
+        raise InvalidInput("lengths", error.problem) from error
 
 
 def _save(out: Path, made: "Imported") -> None:

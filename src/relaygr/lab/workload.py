@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from relaygr.errors import InvalidInput
-from relaygr.lab.quantiles import GLOBO_GAPS, GLOBO_SESSIONS, LENGTHS, Quantiles
+from relaygr.history.quantiles import Quantiles
+from relaygr.lab.quantiles import GLOBO_GAPS, GLOBO_SESSIONS, LENGTHS
 from relaygr.lab.trace import Trace
 
 __all__ = ["PROFILES", "Chains", "Profile", "Recorded", "Workload", "running_sums"]

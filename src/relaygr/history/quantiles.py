@@ -1,0 +1,43 @@
+"""Distributions given by a few of their quantiles."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from relaygr.errors import InvalidInput
+
+__all__ = ["Quantiles"]
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Log-linear between points (share, value); below the first point and above the last, that point's value."""
+
+    points: tuple[tuple[float, float], ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        shares, values = zip(*self.points, strict=True) if self.points else ((), ())
+        rising = all(low < high for low, high in pairwise(shares))
+        if not shares or not rising or shares[0] < 0 or shares[-1] > 1:
+            raise InvalidInput("quantiles", "must be points (share, value) with shares rising from 0 to 1")
+        if min(values) <= 0 or any(low > high for low, high in pairwise(values)):
+            raise InvalidInput("quantiles", "must have positive values that do not fall")
+
+    @staticmethod
+    def constant(value: float) -> "Quantiles":
+        return Quantiles(((0.5, value),), "set directly")
+
+    def draw(self, random: np.random.Generator, count: int) -> npt.NDArray[np.float64]:
+        return self.at(random.random(count))
+
+    def at(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The values that these shares of the distribution lie below."""
+        known, values = np.array(self.points).T
+        return np.asarray(np.exp(np.interp(shares, known, np.log(values))))
+
+    @property
+    def mean(self) -> float:
+        return float(self.at((np.arange(20_000) + 0.5) / 20_000).mean())
