@@ -10,8 +10,10 @@ from relaygr.cli import app
 from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts
 from relaygr.lab.histories import Histories
-from relaygr.lab.run import Budgets, Run, simulate
+from relaygr.lab.outcome import Budgets, Run
+from relaygr.lab.simulate import simulate
 from relaygr.lab.trace import Trace
+from relaygr.lab.tuning import Tuning
 from relaygr.lab.workload import Workload
 from relaygr.serving.modes import Mode
 
@@ -27,7 +29,7 @@ def trace(rate: float = 30.0, *, reuse: float = 0.0, seconds: float = 4.0) -> Tr
 
 
 def run(mode: Mode, requests: Trace, budgets: Budgets = BUDGETS) -> Run:
-    return simulate(COSTS, PAGE_BYTES, CONFIG, requests, mode, budgets)
+    return simulate(COSTS, PAGE_BYTES, CONFIG, requests, mode, budgets, Tuning.of(budgets, mode))
 
 
 def test_the_same_trace_gives_the_same_run() -> None:
@@ -61,10 +63,10 @@ def test_the_relay_ranks_newcomers_within_a_budget_that_full_inference_misses() 
 
 def test_what_fails_is_counted_and_not_timed() -> None:
     budgets = Budgets(30.0)
-    found = run(Mode.FULL, trace(rate=400.0, seconds=2.0), budgets)
-    assert found.failed["DeadlineExceeded"] > 0.5 * found.requests
+    found = run(Mode.FULL, trace(rate=120.0, seconds=2.0), budgets)
+    assert found.failed["DeadlineExceeded"] > 0.1 * found.requests
     assert len(found.ranking_ms) + sum(found.failed.values()) == found.requests
-    assert found.p(found.ranking_ms, 100) <= budgets.ranking_ms + 1e-6
+    assert max(found.ranking_ms) <= budgets.ranking_ms + 1e-6
     assert not found.holds(budgets)
 
 

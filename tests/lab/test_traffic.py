@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relaygr.lab.traffic import Traffic, Visit, percentile, replay, returning
+from relaygr.lab.estimates import percentile
+from relaygr.lab.traffic import Traffic, Visit, replay, returning
 from relaygr.serving.client import Response
 from relaygr.serving.wire import Behaviour, RecommendedItem, RecommendReply
 

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from relaygr.cli.output import errors, progress_bar
-from relaygr.lab.workload import Profile, Recorded, Workload
+from relaygr.lab.workload import Arrivals, Profile, Recorded, Workload
 
 __all__ = ["lab"]
 
@@ -42,6 +42,10 @@ def workload(
     candidates: Annotated[int, typer.Option(help="Items to rank.")] = _DEFAULT.candidates,
     retrieval_ms: Annotated[float, typer.Option(help="Retrieval takes this long, in the middle.")] = 60.0,
     pre_processing_ms: Annotated[float, typer.Option(help="Pre-processing takes this long, in the middle.")] = 20.0,
+    stage_spread: Annotated[
+        float, typer.Option(help="One in a hundred takes so many times as long, in either stage.")
+    ] = _DEFAULT.stage_spread,
+    arrivals: Annotated[Arrivals, typer.Option(help="Users come at any time, or evenly.")] = _DEFAULT.arrivals,
     past_s: Annotated[float, typer.Option(help="Seconds of the past to write, too, at times below 0.")] = 60.0,
     recorded: Annotated[
         Path | None,
@@ -59,7 +63,7 @@ def workload(
     with errors("lab workload"):
         wanted = Workload(
             rate, seconds, profile, reuse, gap_s, lengths, longest, new, candidates, retrieval_ms, pre_processing_ms,
-            past_s, seed,
+            stage_spread, arrivals, past_s, seed,
         )  # fmt: skip
         trace = wanted.trace(None if recorded is None else _recorded(recorded))
         trace.save(out)
@@ -108,7 +112,8 @@ def simulate(
     ] = None,
     ranking_ms: Annotated[float, typer.Option(min=0.001, help="What ranking may take.")] = 50.0,
     target_ms: Annotated[
-        float | None, typer.Option(help="The ranking time the trigger aims at; not given: what ranking may take.")
+        float | None,
+        typer.Option(help="The ranking time the trigger aims at; not given: a fifth of what ranking may take."),
     ] = None,
     pipeline_ms: Annotated[float, typer.Option(min=0.001, help="What a request may take in all.")] = 200.0,
     device_cache: Annotated[
@@ -126,9 +131,10 @@ def simulate(
     """
     from relaygr.config import EngineConfig
     from relaygr.errors import InvalidInput
-    from relaygr.lab.run import Budgets
-    from relaygr.lab.run import simulate as run
+    from relaygr.lab.outcome import Budgets
+    from relaygr.lab.simulate import simulate as run
     from relaygr.lab.trace import Trace
+    from relaygr.lab.tuning import Tuning
     from relaygr.serving.modes import Mode
 
     with errors("lab simulate"):
@@ -149,7 +155,11 @@ def simulate(
             for each in modes:
                 task = bar.add_task(each.value, total=len(requests))
                 advance = functools.partial(_advance, bar, task)
-                runs.append(run(prices, page_bytes, config, requests, each, budgets, target_ms, advance).told(budgets))
+                tuning = Tuning.of(budgets, each)
+                if target_ms is not None:
+                    tuning = replace(tuning, target_ms=target_ms)
+                found = run(prices, page_bytes, config, requests, each, budgets, tuning, advance)
+                runs.append(found.told(budgets))
     if as_json:
         typer.echo(json.dumps({"budgets_ms": [ranking_ms, pipeline_ms], "simulated": True, "runs": runs}, indent=2))
         return
@@ -170,6 +180,8 @@ def _advance(bar: Progress, task: TaskID, done: int, of: int) -> None:
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return "\n".join(f"{name} {share:.0%}" for name, share in value.items())
+    if isinstance(value, list):
+        return " – ".join("?" if part is None else f"{part:.3g}" for part in value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

@@ -85,11 +85,14 @@ class SimulatedExecutor:
         depth: int = 1,
         seed: int = 0,
         remember: bool = True,
+        contents: bool = True,
     ) -> None:
+        """`contents`: whether pages hold anything and scores say what; without, only time passes."""
         self.depth = depth
         self.launched: list[Step] = []
         """Every step, for tests to look at; none unless `remember`."""
         self._remember = remember
+        self._contents = contents
         self._costs = costs or SimulatedCosts()
         self._page_bytes = page_bytes
         self._random = random.Random(seed)
@@ -103,8 +106,9 @@ class SimulatedExecutor:
         )
         if not capacity.device:
             raise InvalidInput("device_cache", f"is less than one page, {self._page_bytes} bytes")
-        self._pages = np.full((capacity.device, PAGE), _POISON, np.uint64)
-        self._host = np.full((capacity.host, PAGE), _POISON, np.uint64)
+        held = PAGE if self._contents else 0
+        self._pages = np.full((capacity.device, held), _POISON, np.uint64)
+        self._host = np.full((capacity.host, held), _POISON, np.uint64)
         return capacity
 
     @property
@@ -172,6 +176,9 @@ class SimulatedExecutor:
         return future
 
     def _run(self, step: Step) -> list[npt.NDArray[np.float32]]:
+        if not self._contents:
+            tasks = step.served.model.config.tasks
+            return [np.zeros((len(row.candidates), tasks), np.float32) for row in step.scores]
         for old, new in step.page_copies:
             self._pages[new] = self._pages[old]
         for append in step.appends:

@@ -13,8 +13,9 @@ from typing import Final
 
 from relaygr.cascade.pipeline import PipelineConfig
 from relaygr.errors import Unavailable
+from relaygr.lab.estimates import percentile
 from relaygr.lab.servers import Servers, serving
-from relaygr.lab.traffic import Answer, Traffic, Visit, ask, percentile, replay, returning
+from relaygr.lab.traffic import Answer, Traffic, Visit, ask, replay, returning
 from relaygr.serving.all import DEFAULTS
 from relaygr.serving.modes import Mode, RelaySettings
 from relaygr.serving.provision import World, provision

@@ -5,87 +5,42 @@ and expander are those that servers run; only the network is missing.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from relaygr.cache import Source
-from relaygr.clock import VirtualClock, VirtualTimeLoop, run_virtual
-from relaygr.config import EngineConfig
-from relaygr.engine import Decision, Engine, Path
-from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
-from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailable
-from relaygr.history import History
+from relaygr.engine import Decision, Engine, Path, Ranked
+from relaygr.errors import DeadlineExceeded, Overloaded, Unavailable
+from relaygr.history import PAGE, History
+from relaygr.lab.estimates import percentile
 from relaygr.lab.histories import Histories
+from relaygr.lab.outcome import Budgets, Moment, Run
+from relaygr.lab.records import Record
 from relaygr.lab.trace import Trace
-from relaygr.lab.traffic import percentile
 from relaygr.relay import Forecast, Shape, SlotReport, Trigger, TriggerConfig
 from relaygr.serving.modes import Mode
 
-__all__ = ["Budgets", "Run", "replay", "simulate"]
+__all__ = ["Sample", "replay"]
 
-_SLOT = "here"
+_SLOT: Final = "here"
+_WARM_S: Final = 1.0
+"""Of the past, what is sent at its times even where the rest is not."""
+_AT_ONCE: Final = 4
+_MOMENT_S: Final = 0.25
 
 
 @dataclass(frozen=True)
-class Budgets:
-    """What an answer must keep to."""
+class Sample:
+    """An answer to be checked."""
 
-    ranking_ms: float = 50.0
-    pipeline_ms: float = 200.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ranking_ms <= self.pipeline_ms:
-            raise InvalidInput("ranking_ms", f"must be positive and at most pipeline_ms, {self.pipeline_ms:g}")
-
-
-@dataclass
-class Run:
-    """What became of a trace's requests, the past left out."""
-
-    mode: Mode
-    ranking_ms: list[float] = field(default_factory=list)
-    """Of those that were answered: from when ranking was asked for."""
-    pipeline_ms: list[float] = field(default_factory=list)
-    """Of those that were answered: from when the request was to be sent."""
-    paths: Counter[str] = field(default_factory=Counter)
-    decisions: Counter[str] = field(default_factory=Counter)
-    failed: Counter[str] = field(default_factory=Counter)
-    """By the error's name; TRUNCATED counts as a failure, except in the mode that truncates."""
-    requests: int = 0
-    reused: float = 0.0
-    """The share of requests for which nothing was begun from nothing: an earlier one had left a prefix."""
-    device_busy: float = 0.0
-    pre_infer_share: float = 0.0
-
-    def holds(self, budgets: Budgets, success: float = 0.99) -> bool:
-        """Whether P99 of ranking and pipeline are within the budgets, and enough requests were answered."""
-        if not self.ranking_ms or 1 - sum(self.failed.values()) / self.requests < success:
-            return False
-        ranking, pipeline = self.p(self.ranking_ms, 99), self.p(self.pipeline_ms, 99)
-        return ranking <= budgets.ranking_ms and pipeline <= budgets.pipeline_ms
-
-    def told(self, budgets: Budgets) -> dict[str, Any]:
-        """In plain values."""
-        return {
-            "mode": self.mode.value,
-            "requests": self.requests,
-            "within budgets": self.holds(budgets),
-            "failed": sum(self.failed.values()) / self.requests if self.requests else 0.0,
-            "ranking P50": self.p(self.ranking_ms, 50),
-            "ranking P99": self.p(self.ranking_ms, 99),
-            "pipeline P99": self.p(self.pipeline_ms, 99),
-            "reuse": self.reused,
-            "device busy": self.device_busy,
-            "pre-inference": self.pre_infer_share,
-            "paths": {path: count / self.requests for path, count in self.paths.items()},
-        }
-
-    @staticmethod
-    def p(values: list[float], percent: float) -> float:
-        """A percentile of these; not a number where there are none."""
-        return percentile(values, percent) if values else float("nan")
+    history: History
+    candidates: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float32]
+    path: str
 
 
 async def replay(
@@ -96,12 +51,27 @@ async def replay(
     trigger: TriggerConfig,
     histories: Histories,
     progress: Callable[[int, int], None] = lambda done, of: None,
+    *,
+    quick_past: bool = False,
+    samples: list[Sample] | None = None,
+    sampled: int = 0,
 ) -> Run:
-    """Send every request of the trace at its time. The engine is configured for the mode by the caller."""
-    driver = _Driver(engine, trace, mode, budgets, trigger, histories)
-    start = engine.clock.now() - (float(trace.at[0]) if len(trace) else 0.0)
+    """Send every request of the trace at its time. The engine is configured for the mode by the caller.
+
+    `quick_past`: of the past but its last second, what its users would have left is computed as fast as can be,
+    in the order of their last requests, rather than lived through. Into `samples` go about `sampled` answers.
+    """
+    histories.prepare(trace.user, trace.length)
+    driver = _Driver(engine, trace, mode, budgets, trigger, histories, samples, sampled)
+    first = 0
+    if quick_past:
+        first = int(np.searchsorted(trace.at, -_WARM_S))
+        if mode.keeps:
+            await _leave(engine, trace, first, histories)
+    start = engine.clock.now() - (float(trace.at[first]) if first < len(trace) else 0.0)
+    watching = asyncio.create_task(driver.watch(start))
     tasks = set()
-    for index in range(len(trace)):
+    for index in range(first, len(trace)):
         await asyncio.sleep(max(0.0, start + float(trace.at[index]) - engine.clock.now()))
         task = asyncio.create_task(driver.request(index, start))
         tasks.add(task)
@@ -109,34 +79,50 @@ async def replay(
         progress(index + 1, len(trace))
     if tasks:
         await asyncio.gather(*tasks)
+    watching.cancel()
     return driver.result()
 
 
-def simulate(
-    costs: SimulatedCosts,
-    page_bytes: int,
-    config: EngineConfig,
-    trace: Trace,
-    mode: Mode,
-    budgets: Budgets,
-    target_ms: float | None = None,
-    progress: Callable[[int, int], None] = lambda done, of: None,
-) -> Run:
-    """Replay in virtual time on a device with these costs and pages of this size.
+async def _leave(engine: Engine, trace: Trace, end: int, histories: Histories) -> None:
+    """Have the engine hold what the first `end` requests would have left, as far as it would still be there."""
+    last: dict[int, int] = {}
+    for index in range(end):
+        last.pop(int(trace.user[index]), None)
+        last[int(trace.user[index])] = index  # in the order of last requests
+    status = engine.status()
+    pages = status.device_pages + status.host_pages
+    kept: list[int] = []
+    for index in reversed(last.values()):
+        pages -= -(-int(trace.length[index]) // PAGE)
+        if pages < 0:
+            break
+        kept.append(index)
+    queue = iter(reversed(kept))
 
-    Steps take a tenth of the ranking budget at most: what an urgent rank waits behind.
-    """
-    config = replace(config, step_ms=min(config.step_ms, budgets.ranking_ms / 10))
+    async def worker() -> None:
+        for index in queue:
+            user, items = int(trace.user[index]), histories.candidates(index, 1)
+            await engine.rank(f"u{user}", histories.of(user, int(trace.length[index])), items)
 
-    async def main() -> Run:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualTimeLoop)
-        executor = SimulatedExecutor(costs, page_bytes=page_bytes, depth=2)
-        async with Engine(SimulatedModel(), mode.engine(config), clock=VirtualClock(loop), executor=executor) as engine:
-            wanted = mode.trigger(TriggerConfig(ranking_budget_ms=budgets.ranking_ms, target_ms=target_ms))
-            return await replay(engine, trace, mode, budgets, wanted, Histories(10**6, 16), progress)
+    await asyncio.gather(*(worker() for _ in range(_AT_ONCE)))
 
-    return run_virtual(main())
+
+@dataclass(frozen=True)
+class _Counts:
+    """What the engine has done by now."""
+
+    at: float
+    busy_s: float
+    pre_infer_s: float
+    from_nothing: int
+    left: int
+
+    @staticmethod
+    def of(engine: Engine) -> "_Counts":
+        counts, status = engine.counts(), engine.status()
+        made = counts.sources.get(Source.NOTHING, 0)
+        now = engine.clock.now()
+        return _Counts(now, status.device_busy_s, counts.pre_infer_busy_s, made, status.resident_left_by_earlier)
 
 
 class _Driver:
@@ -148,6 +134,8 @@ class _Driver:
         budgets: Budgets,
         trigger: TriggerConfig,
         histories: Histories,
+        samples: list[Sample] | None,
+        sampled: int,
     ) -> None:
         self._engine = engine
         self._trace = trace
@@ -156,60 +144,92 @@ class _Driver:
         self._run = Run(mode)
         self._report: SlotReport | None = None
         self._histories = histories
-        self._before: tuple[float, float, float, float] | None = None
+        self._samples = samples
+        self._every = max(1, int((trace.at >= 0).sum()) // sampled) if sampled else 0
+        self._before: _Counts | None = None
+        self._behind: list[float] = []
 
     async def request(self, index: int, start: float) -> None:
         """One request, from its arrival to its answer."""
         trace, engine, clock = self._trace, self._engine, self._engine.clock
-        counted = trace.at[index] >= 0
-        if counted and self._before is None:
-            self._before = self._counts()
+        if trace.at[index] >= 0 and self._before is None:
+            self._before = _Counts.of(engine)
         sent = start + float(trace.at[index])
-        user, length, count = f"u{trace.user[index]}", int(trace.length[index]), int(trace.candidates[index])
-        history = self._histories.of(int(trace.user[index]), length)
-        stages_s = float(trace.retrieval_ms[index] + trace.pre_processing_ms[index]) / 1e3
-        decision, forecast = self._signal(user, history, Shape(length, candidates=count), stages_s)
-        await asyncio.sleep(max(0.0, sent + stages_s - clock.now()))
-        asked = sent + stages_s
+        length, count = int(trace.length[index]), int(trace.candidates[index])
+        user, history = f"u{trace.user[index]}", self._histories.of(int(trace.user[index]), length)
+        shape = Shape(length, candidates=count)
+        decision, forecast = self._signal(user, history, shape)
+        asked = sent + float(trace.retrieval_ms[index] + trace.pre_processing_ms[index]) / 1e3
+        self._behind.append(clock.now() - sent)
+        await asyncio.sleep(max(0.0, asked - clock.now()))
         deadline = min(asked + self._budgets.ranking_ms / 1e3, sent + self._budgets.pipeline_ms / 1e3)
         items = self._histories.candidates(index, count)
-        failure = path = None
+        now = self._trigger.forecast(_SLOT, shape, clock.now())
+        late = now is not None and engine.pulse()[0] + now.full_ms > (deadline - clock.now()) * 1e3
+        failure, path = "", ""
         try:
             ranked = await engine.rank(user, history, items, deadline=deadline)
-            path = ranked.path
+            path = str(ranked.path)
+            self._sample(index, history, items, ranked)
             if forecast is not None:
-                self._trigger.learn(forecast, path, (clock.now() - asked) * 1e3)
-            if path is Path.TRUNCATED and self._run.mode is not Mode.TRUNCATE:
+                self._trigger.learn(forecast, ranked.path, (clock.now() - asked) * 1e3)
+            if ranked.path is Path.TRUNCATED and self._run.mode is not Mode.TRUNCATE:
                 failure = "TRUNCATED"
         except (DeadlineExceeded, Overloaded, Unavailable) as error:
             failure = type(error).__name__
             if forecast is not None and failure == "DeadlineExceeded" and decision is Decision.NOT_AT_RISK:
                 self._trigger.learn(forecast, Path.FULL, (clock.now() - asked) * 1e3)
-        if not counted:
-            return
-        run, now = self._run, clock.now()
-        run.requests += 1
-        run.decisions[decision] += 1
-        if path is not None:
-            run.paths[path] += 1
-        if failure is not None:
-            run.failed[failure] += 1
-        else:
-            run.ranking_ms.append((now - asked) * 1e3)
-            run.pipeline_ms.append((now - sent) * 1e3)
+        if trace.at[index] >= 0:
+            ended = clock.now()
+            record = Record(
+                at=float(trace.at[index]),
+                user=int(trace.user[index]),
+                visit=int(trace.visit[index]),
+                length=length,
+                decision=str(decision),
+                path=path,
+                failure=failure,
+                ranking_ms=(ended - asked) * 1e3,
+                pipeline_ms=(ended - sent) * 1e3,
+                late_in_full=late,
+            )
+            self._run.records.append(record)
+
+    async def watch(self, start: float) -> None:
+        """Look at the engine now and then."""
+        before = _Counts.of(self._engine)
+        while True:
+            await asyncio.sleep(_MOMENT_S)
+            now, status = _Counts.of(self._engine), self._engine.status()
+            wall = max(now.at - before.at, 1e-9)
+            self._run.moments.append(
+                Moment(
+                    now.at - start,
+                    1 - status.device_pages_free / max(status.device_pages, 1),
+                    status.device_pages_pinned / max(status.device_pages, 1),
+                    1 - status.host_pages_free / status.host_pages if status.host_pages else 0.0,
+                    (now.busy_s - before.busy_s) / wall,
+                    (now.pre_infer_s - before.pre_infer_s) / wall,
+                )
+            )
+            before = now
 
     def result(self) -> Run:
-        run = self._run
-        if self._before is not None and run.requests:
-            now, busy, pre_infer, from_nothing = (
-                after - before for after, before in zip(self._counts(), self._before, strict=True)
-            )
-            run.reused = max(0.0, 1 - from_nothing / run.requests)
-            run.device_busy = busy / now if now else 0.0
-            run.pre_infer_share = pre_infer / now if now else 0.0
+        run, before, now = self._run, self._before, _Counts.of(self._engine)
+        if before is not None and run.requests:
+            wall = max(now.at - before.at, 1e-9)
+            run.reused = max(0.0, 1 - (now.from_nothing - before.from_nothing) / run.requests)
+            run.resident_left = now.left - before.left
+            run.device_busy = (now.busy_s - before.busy_s) / wall
+            run.pre_infer_share = (now.pre_infer_s - before.pre_infer_s) / wall
+            run.behind_ms = percentile(self._behind, 99) * 1e3
         return run
 
-    def _signal(self, user: str, history: History, shape: Shape, stages_s: float) -> tuple[Decision, Forecast | None]:
+    def _sample(self, index: int, history: History, items: npt.NDArray[Any], ranked: Ranked) -> None:
+        if self._samples is not None and self._every and index % self._every == 0:
+            self._samples.append(Sample(history[len(history) - ranked.used :], items, ranked.scores, str(ranked.path)))
+
+    def _signal(self, user: str, history: History, shape: Shape) -> tuple[Decision, Forecast | None]:
         """What the trigger and then admission say, and on what; what is admitted is begun."""
         engine, now = self._engine, self._engine.clock.now()
         wait_ms, version = engine.pulse()
@@ -220,10 +240,5 @@ class _Driver:
         verdict = self._trigger.decide(_SLOT, shape, now)
         if verdict.decision is not Decision.ADMIT:
             return verdict.decision, verdict.forecast
-        return engine.signal(user, history, deadline=now + max(stages_s, 1e-6)), verdict.forecast
-
-    def _counts(self) -> tuple[float, float, float, float]:
-        """The time; busy seconds of the device, and of pre-inference among them; prefixes begun from nothing."""
-        counts = self._engine.counts()
-        busy_s = self._engine.status().device_busy_s
-        return self._engine.clock.now(), busy_s, counts.pre_infer_busy_s, float(counts.sources.get(Source.NOTHING, 0))
+        due = now + max(self._budgets.lead_ms, 1e-3) / 1e3
+        return engine.signal(user, history, deadline=due), verdict.forecast

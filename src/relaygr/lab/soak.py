@@ -22,8 +22,8 @@ import msgspec
 
 from relaygr.cascade import PipelineConfig
 from relaygr.errors import Unavailable
+from relaygr.lab.estimates import percentile
 from relaygr.lab.servers import Servers, serving
-from relaygr.lab.traffic import percentile
 from relaygr.serving.all import DEFAULTS
 from relaygr.serving.client import HttpClient
 

@@ -15,7 +15,7 @@ from relaygr import default
 from relaygr.serving.client import HttpClient, Response
 from relaygr.serving.wire import Behaviour, BehavioursBody, RecommendBody, RecommendReply
 
-__all__ = ["Answer", "Traffic", "Visit", "ask", "percentile", "replay", "returning"]
+__all__ = ["Answer", "Traffic", "Visit", "ask", "replay", "returning"]
 
 _LEAD_S: Final = 0.5
 """How long before a request the behaviours are sent that it is to see."""
@@ -138,9 +138,3 @@ async def _until(when: float) -> None:
 
 def _reply(response: Response) -> RecommendReply | None:
     return msgspec.json.decode(response.body, type=RecommendReply) if response.status == 200 else None
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of the values that at least `percent` of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, int(np.ceil(len(ordered) * percent / 100)) - 1)]

@@ -17,10 +17,11 @@ from relaygr.history.quantiles import Quantiles
 from relaygr.lab.quantiles import GLOBO_GAPS, GLOBO_SESSIONS, LENGTHS
 from relaygr.lab.trace import Trace
 
-__all__ = ["PROFILES", "Chains", "Profile", "Recorded", "Workload", "running_sums"]
+__all__ = ["PROFILES", "Arrivals", "Chains", "Profile", "Recorded", "Workload", "running_sums"]
 
 Profile = Literal["globo", "refresh", "reuse"]
 PROFILES: Final = ("globo", "refresh", "reuse")
+Arrivals = Literal["poisson", "even"]
 
 _REFRESH_GAPS: Final = Quantiles(((0.0, 2.0), (1.0, 10.0)), "a feed refreshed every 2 to 10 s: set directly")
 _REFRESH_SESSION: Final = 8.0
@@ -121,8 +122,12 @@ class Workload:
     """Behaviours between two requests of a user, on average."""
     candidates: int = 512
     retrieval_ms: float = 60.0
-    """Of the stage before ranking, in the middle; one in a hundred takes twice that."""
+    """Of the stage before ranking, in the middle."""
     pre_processing_ms: float = 20.0
+    stage_spread: float = 2.0
+    """By what factor one in a hundred takes longer than the middle, in either stage."""
+    arrivals: Arrivals = "poisson"
+    """When users come first: "poisson", at any time, or "even", one after the other at equal distances."""
     past_s: float = 60.0
     """How much of the past is written, too: what servers may have kept of it."""
     seed: int = 0
@@ -134,6 +139,10 @@ class Workload:
         for field in ("new", "retrieval_ms", "pre_processing_ms", "past_s"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise InvalidInput(field, "must not be negative, and finite")
+        if not 1 <= self.stage_spread < math.inf:
+            raise InvalidInput("stage_spread", "must be at least 1 and finite")
+        if self.arrivals not in ("poisson", "even"):
+            raise InvalidInput("arrivals", f"is {self.arrivals!r}; choose from poisson, even")
         if self.profile not in PROFILES:
             raise InvalidInput("profile", f"is {self.profile!r}; choose from {', '.join(PROFILES)}")
         if not 0 <= self.reuse < 1:
@@ -159,9 +168,12 @@ class Workload:
         chains = chains or self._chains()
         # Users begin at any time of the past from which they may still be here.
         reach = self.past_s + chains.span_s
-        count = random.poisson(self.rate / chains.mean * (reach + self.seconds))
-        begun = random.uniform(-reach, self.seconds, count)
-        user, since = chains.draw(random, count)
+        expected = self.rate / chains.mean * (reach + self.seconds)
+        if self.arrivals == "even":
+            begun = np.arange(-reach, self.seconds, chains.mean / self.rate)
+        else:
+            begun = random.uniform(-reach, self.seconds, random.poisson(expected))
+        user, since = chains.draw(random, len(begun))
         at = begun[user] + since
         kept = (at >= -self.past_s) & (at < self.seconds) & (since <= _LONGEST_S)
         order = np.argsort(at[kept], kind="stable")
@@ -171,7 +183,7 @@ class Workload:
         new = np.where(visit > 0, random.poisson(self.new, len(at)), 0)
         first = np.rint(self.length_quantiles.draw(random, users)).astype(np.int64)
         length = np.minimum(first[user] + running_sums(user, new), self.longest)
-        spread = math.log(2.0) / 2.326  # twice the middle at 99 in 100
+        spread = math.log(self.stage_spread) / 2.326  # of a normal distribution, 99 in 100 lie below 2.326
         stages = [
             (median * np.exp(random.normal(0.0, spread, len(at)))).astype(np.float32)
             for median in (self.retrieval_ms, self.pre_processing_ms)

@@ -1,0 +1,118 @@
+"""One probe: some traffic in one mode, under budgets; and the file that keeps what came of each."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from relaygr.config import EngineConfig
+from relaygr.engine.simulated import SimulatedCosts
+from relaygr.errors import InvalidInput
+from relaygr.lab.outcome import Budgets
+from relaygr.lab.simulate import simulate
+from relaygr.lab.trace import Trace
+from relaygr.lab.tuning import Tuning
+from relaygr.lab.workload import Workload
+from relaygr.serving.modes import Mode
+
+__all__ = ["Device", "Probe", "ProbeFile"]
+
+_SECONDS: Final = (4.0, 12.0)
+"""Of a probe at least and at most."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is sent, and how it is served. The same probe sends the same requests."""
+
+    mode: Mode
+    workload: Workload
+    budgets: Budgets
+    tuning: Tuning
+
+    def at(self, *, rate: float | None = None, length: int | None = None, requests: int = 300) -> "Probe":
+        """The same with another rate or length, for as long as about so many requests take."""
+        rate = self.workload.rate if rate is None else rate
+        lengths = self.workload.lengths if length is None else str(length)
+        low, high = _SECONDS
+        seconds = min(max(requests / rate, low), high)
+        return replace(self, workload=replace(self.workload, rate=rate, lengths=lengths, seconds=seconds))
+
+    def seeded(self, seed: int) -> "Probe":
+        return replace(self, workload=replace(self.workload, seed=seed))
+
+    def trace(self) -> Trace:
+        return self.workload.trace()
+
+    @property
+    def key(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a simulation needs to know of a device, all of it measured."""
+
+    costs: SimulatedCosts
+    page_bytes: int
+    config: EngineConfig
+
+    def slower(self, factor: float) -> "Device":
+        """Where steps take so many times as long as the profile said."""
+        steps = ("step", "token", "pair", "candidate", "candidate_pair")
+        return replace(self, costs=replace(self.costs, **{name: factor * getattr(self.costs, name) for name in steps}))
+
+    def full_s(self, length: int, candidates: int) -> float:
+        """What computing in full takes by itself."""
+        costs = self.costs
+        pairs = length * (length + 1) / 2
+        scoring = candidates * (costs.candidate + costs.candidate_pair * length)
+        return costs.step + costs.token * length + costs.pair * pairs + scoring
+
+    def length_for(self, seconds: float, candidates: int) -> int:
+        """The longest history that takes no longer than that in full."""
+        low, high = 1, 1 << 24
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.full_s(middle, candidates) <= seconds else (low, middle - 1)
+        return low
+
+    def simulate(self, probe: Probe) -> dict[str, Any]:
+        """What the probe would tell, by the simulator."""
+        run = simulate(
+            self.costs, self.page_bytes, self.config, probe.trace(), probe.mode, probe.budgets, probe.tuning,
+            quick_past=True,
+        )  # fmt: skip
+        return run.told(probe.budgets)
+
+
+class ProbeFile:
+    """One line of JSON for each probe, written when it is done: a search that was ended goes on where it was."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._told: dict[str, dict[str, Any]] = {}
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
+            try:
+                row = json.loads(line)
+                self._told[json.dumps(row["probe"], sort_keys=True)] = row
+            except (ValueError, KeyError, TypeError) as error:
+                raise InvalidInput("probes", f"line {number} of {path} is no probe: {error}") from error
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._told.values())
+
+    def find(self, probe: Probe) -> dict[str, Any] | None:
+        """What came of this very probe, if it was run before."""
+        row = self._told.get(probe.key)
+        return None if row is None else row["told"]
+
+    def add(self, probe: Probe, told: dict[str, Any], **more: Any) -> None:
+        row = {"probe": json.loads(probe.key), "told": told, **more}
+        self._told[probe.key] = row
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
