@@ -116,13 +116,13 @@ def on_gpu(device: str) -> list[Group]:
 
 
 def on_cpu() -> list[Group]:
-    config = EngineConfig(device_cache="256MiB", host_cache="256MiB", max_history=16_384)
-    wide = Budgets(50.0, 200.0)
+    config = EngineConfig(device_cache="512MiB", host_cache="512MiB", max_history=32_768)
+    wide = Budgets(100.0, 400.0)
     rows = [
-        Row("half-50", "rate", wide, "cold"),
-        Row("refresh-2k", "rate", wide, "refresh", 2048),
-        Row("length-50", "length", wide, "cold"),
-        Row("length-50-warm", "length", wide, "warm"),
+        Row("half-100", "rate", wide, "cold"),
+        Row("refresh-4k", "rate", wide, "refresh", 4096),
+        Row("length-100", "length", wide, "cold"),
+        Row("length-100-warm", "length", wide, "warm"),
     ]
     return [Group("d64", "d64", 64, config, rows)]
 
@@ -175,7 +175,7 @@ def even_rate(device: Device, n: int, candidates: int) -> float:
 
 
 def probe_at(row: Row, group: Group, device: Device, mode: Mode, value: float, n: int) -> Probe:
-    probe = Probe(mode, row.workload(group.candidates), row.budgets, Tuning.of(row.budgets, mode))
+    probe = Probe(mode, row.workload(group.candidates), row.budgets, Tuning.of(row.budgets, mode, device.costs.step))
     if row.kind == "rate":
         return probe.at(rate=float(f"{value:.3g}"), length=n)
     length = max(256, int(value) // 256 * 256)
@@ -309,6 +309,9 @@ class Headline:
         if row.kind == "rate":
             await self.others(group, row, plan, found, bench)
 
+    def tuning(self, group: Group, row: Row, plan: Plan, mode: Mode) -> Tuning:
+        return Tuning.of(row.budgets, mode, plan.measured(row, group.candidates).costs.step)
+
     async def told(self, row: Row, probe: Probe, bench: Bench, **more: Any) -> dict[str, Any]:
         known = self.probes.find(probe)
         if known is not None:
@@ -371,7 +374,7 @@ class Headline:
             "candidates": group.candidates,
             "found": {mode.value: value for mode, value in found.items()},
             "simulated": plan.guesses[row.name],
-            "tuning": {mode.value: asdict(Tuning.of(row.budgets, mode)) for mode in SEARCHED},
+            "tuning": {mode.value: asdict(self.tuning(group, row, plan, mode)) for mode in SEARCHED},
             "stages_ms": [workload.retrieval_ms, workload.pre_processing_ms],
             "stage_spread": workload.stage_spread,
             "best": {mode.value: told for mode, told in best.items()},

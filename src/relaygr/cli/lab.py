@@ -155,7 +155,7 @@ def simulate(
             for each in modes:
                 task = bar.add_task(each.value, total=len(requests))
                 advance = functools.partial(_advance, bar, task)
-                tuning = Tuning.of(budgets, each)
+                tuning = Tuning.of(budgets, each, prices.step)
                 if target_ms is not None:
                     tuning = replace(tuning, target_ms=target_ms)
                 found = run(prices, page_bytes, config, requests, each, budgets, tuning, advance)

@@ -22,14 +22,17 @@ class Tuning:
     """The share of device time that pre-inference may take: all of it where every long history goes by relay."""
 
     @staticmethod
-    def of(budgets: Budgets, mode: Mode) -> "Tuning":
+    def of(budgets: Budgets, mode: Mode, step_s: float = 0.0) -> "Tuning":
         """A signal for whatever would take a fifth of the ranking budget, and steps of a tenth of it.
 
-        Without signals nothing long runs ahead of its rank, and cutting a rank's own appends into steps only delays
-        it: they may take as long as the budget.
+        They are longer, up to a quarter of the budget, where any step costs much by itself: `step_s`. Without signals
+        nothing long runs ahead of its rank, and cutting a rank's own appends into steps only delays it: they may take
+        as long as the budget.
         """
-        signals = mode.trigger(TriggerConfig()).mode is not TriggerMode.NEVER
-        return Tuning(budgets.ranking_ms / (10 if signals else 1), budgets.ranking_ms / 5)
+        ranking_ms = budgets.ranking_ms
+        if mode.trigger(TriggerConfig()).mode is TriggerMode.NEVER:
+            return Tuning(ranking_ms, ranking_ms / 5)
+        return Tuning(min(max(ranking_ms / 10, 10 * step_s * 1e3), ranking_ms / 4), ranking_ms / 5)
 
     def engine(self, config: EngineConfig) -> EngineConfig:
         return replace(config, step_ms=self.step_ms, pre_infer_share=self.pre_infer_share)
