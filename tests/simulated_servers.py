@@ -13,7 +13,7 @@ import numpy as np
 from relaygr.cascade.catalogue import Catalogue
 from relaygr.history import open_store
 
-__all__ = ["Server", "servers"]
+__all__ = ["Server", "servers", "started"]
 
 
 @dataclass
@@ -47,8 +47,11 @@ def _resident(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def servers(folder: Path, store_name: str | None = None) -> Iterator[dict[str, Server]]:
-    """An instance of a simulated device, and a gateway in front of it, with a store that both read."""
+def servers(folder: Path, store_name: str | None = None, gateway: str = "") -> Iterator[dict[str, Server]]:
+    """An instance of a simulated device, and a gateway in front of it, with a store that both read.
+
+    `gateway`: more lines for its section of the file.
+    """
     store_name = store_name or str(folder / "store")
     draw = np.random.default_rng(0)
     Catalogue(np.arange(1000), draw.normal(size=(1000, 8)).astype(np.float32)).save(folder / "items.safetensors")
@@ -59,16 +62,17 @@ def servers(folder: Path, store_name: str | None = None) -> Iterator[dict[str, S
     file = folder / "relaygr.toml"
     file.write_text(
         f'[engine]\ndevice = "simulated"\n[data]\nstore = "{store_name}"\ncatalogue = "{folder}/items.safetensors"\n'
-        f"[instance]\nport = 0\n[gateway]\nport = 0\n[cascade]\npipeline_budget_ms = 20000\nranking_budget_ms = 10000\n"
+        f"[instance]\nport = 0\n[gateway]\nport = 0\n{gateway}[cascade]\npipeline_budget_ms = 20000\nranking_budget_ms = 10000\n"
     )
     with contextlib.ExitStack() as stack:
-        instance = _started("instance", file, stack)
+        instance = started("instance", file, stack)
         with file.open("a") as more:
             more.write(f'[gateway.instances]\nslot-0 = "{instance.address}"\n')
-        yield {"instance": instance, "gateway": _started("gateway", file, stack)}
+        yield {"instance": instance, "gateway": started("gateway", file, stack)}
 
 
-def _started(name: str, file: Path, stack: contextlib.ExitStack) -> Server:
+def started(name: str, file: Path, stack: contextlib.ExitStack) -> Server:
+    """One more of this kind, ended with the stack."""
     command = [sys.executable, "-m", "relaygr", "serve", name, "--config", str(file)]
     process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     stack.callback(process.kill)

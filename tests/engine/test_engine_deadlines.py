@@ -166,3 +166,19 @@ async def test_ranks_that_the_device_cannot_serve_in_full_are_cut_and_none_is_la
 
         answers = await asyncio.gather(*(rank(k) for k in range(100)))
         assert set(answers) == {Path.FULL, Path.TRUNCATED}
+
+
+@in_virtual_time
+async def test_ranks_on_their_prefix_are_not_late_for_those_that_cannot_be_in_time() -> None:
+    async with opened(step_ms=1.0, spare=400, max_history=4000) as bench:
+        long = 3000
+        await bench.rank("resident", numbered(long))
+        within = 0.9 * (COSTS.step + long * COSTS.token)
+        crowd = [asyncio.create_task(bench.rank(f"u{n}", numbered(long, salt=n), within=within)) for n in range(1, 11)]
+        await asyncio.sleep(1e-4)
+        began = bench.now
+        ranked = await bench.rank("resident", numbered(long), within=within)
+        assert ranked.path is Path.RESIDENT
+        assert bench.now - began < 0.1 * within, "it was behind work that is of use to nobody"
+        ended = await asyncio.gather(*crowd, return_exceptions=True)
+        assert all(isinstance(end, DeadlineExceeded) for end in ended)

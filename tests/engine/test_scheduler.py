@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,8 @@ class Work:
     step_s: float = 5e-3
     orders: Iterator[int] = field(default_factory=itertools.count)
     cost: CostModel = field(default_factory=CostModel)
+    now: float = -math.inf
+    """When it is planned; before all deadlines unless said otherwise."""
 
     def __post_init__(self) -> None:
         self.cost.steps.coefficients = COSTS
@@ -92,12 +95,13 @@ class Work:
             order=next(self.orders),
             launched=launched,
             ranks=ranks or [],
+            cost_s=self.cost.append_s(tokens - launched, launched),
         )
         self.builds.append(build)
         return build
 
     def plan(self) -> Plan | None:
-        return Scheduler(self.cost, self.step_s).plan(self.builds, self.ranks)
+        return Scheduler(self.cost, self.step_s).plan(self.builds, self.ranks, self.now)
 
     def planned(self) -> Plan:
         plan = self.plan()
@@ -369,3 +373,23 @@ def test_what_is_small_does_not_overtake_what_is_more_urgent_and_does_not_fit(
     work.ready(due=3.0, candidates=1)
     plan = work.planned()
     assert (plan.scores, plan.appends) == ([first], [])
+
+
+def test_what_cannot_be_in_time_comes_behind_what_can(events: asyncio.AbstractEventLoop) -> None:
+    work = Work(events, now=0.0)
+    hopeless, in_time = work.build(0.01, LONGEST), work.build(0.3, 2 * PAGE)
+    late, resident = work.rank(0.0), work.rank(0.2)
+    for build, due in ((hopeless, 0.01), (in_time, 0.3)):
+        build.ranks.append(work.rank(due))
+    work.ranks = [late, resident]
+    plan = work.planned()
+    assert plan.scores[0] is resident
+    assert plan.appends[0][0] is in_time
+    hopeless.claims = 1  # pre-inference is of use when it is late, too
+    assert work.planned().appends[0][0] is hopeless
+
+
+def test_what_cannot_be_in_time_is_done_where_there_is_nothing_else(events: asyncio.AbstractEventLoop) -> None:
+    work = Work(events, now=0.0)
+    work.build(0.01, LONGEST).ranks.append(work.rank(0.01))
+    assert [build for build, _, _ in work.planned().appends] == work.builds

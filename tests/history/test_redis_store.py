@@ -218,11 +218,37 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         RedisStore("redis://localhost", timeout_s=0)
     with pytest.raises(InvalidInput, match=r"^store: "):
         RedisStore("redis://localhost:port/0")
-    with pytest.raises(Unavailable):
-        RedisStore(f"unix://{tmp_path}/nobody")
-    with pytest.raises(Unavailable) as raised:
-        RedisStore("redis://user:secret@127.0.0.1:1/0")
+    with RedisStore(f"unix://{tmp_path}/nobody") as nobody, pytest.raises(Unavailable):
+        nobody.length("u")
+    with RedisStore("redis://user:secret@127.0.0.1:1/0") as nobody, pytest.raises(Unavailable) as raised:
+        nobody.length("u")
     assert "secret" not in str(raised.value)
+
+
+def test_a_server_that_comes_later_is_asked_when_it_is_needed(tmp_path: Path) -> None:
+    now = 0.0
+    with redis_server(tmp_path / "redis") as server:
+        server.kill()
+        with RedisStore(server.url, timeout_s=60.0, now=lambda: now) as store:
+            with pytest.raises(Unavailable):
+                store.length("u")
+            server.start()
+            now = 1.0
+            assert store.append("u", [1], [1], [1]) == 1
+
+
+def test_a_server_that_comes_later_with_another_layout_is_refused(tmp_path: Path) -> None:
+    now = 0.0
+    with redis_server(tmp_path / "redis") as server:
+        server.kill()
+        with RedisStore(server.url, timeout_s=60.0, now=lambda: now) as store:
+            server.start()
+            redis.Redis.from_url(server.url).set("relaygr:layout", b"another")
+            now = 1.0
+            with pytest.raises(StoreError, match="another"):
+                store.length("u")
+            with pytest.raises(StoreError, match="another"):
+                store.append("u", [1], [1], [1])
 
 
 def test_what_was_acknowledged_survives_a_kill_of_a_server_that_writes_each_append_to_disk(tmp_path: Path) -> None:

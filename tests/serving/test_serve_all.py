@@ -17,8 +17,9 @@ import pytest
 class Served:
     """The running command and a client for its gateway, which does not retry."""
 
-    def __init__(self, process: "subprocess.Popen[str]", address: str) -> None:
+    def __init__(self, process: "subprocess.Popen[str]", address: str, folder: Path) -> None:
         self.process = process
+        self.folder = folder
         self.client = httpx.Client(base_url=address, timeout=60)
 
     def recommend(self, user: str, k: int = 3) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         line = process.stdout.readline()
         match = re.search(r"gateway serves on (\S+)", line)
         assert match, (folder / "stderr").read_text()
-        running = Served(process, match[1])
+        running = Served(process, match[1], folder)
         try:
             yield running
         finally:
@@ -116,6 +117,24 @@ def test_behaviours_that_are_refused_do_not_stand_in_the_way_of_the_next_request
     assert served.recommend("u-bad")["used"] == 0
 
 
+def test_a_second_one_is_refused_on_the_same_folder(served: Served) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "relaygr",
+        "serve",
+        "all",
+        "--port",
+        "0",
+        "--data-dir",
+        str(served.folder / "data"),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert "choose another --data-dir" in " ".join(ended.stderr.split())
+    assert served.recommend("user-7")["items"]
+
+
 def test_a_killed_instance_fails_no_request_and_then_everything_stops_cleanly(served: Served) -> None:
     owner = served.recommend("user-11")["instance"]
     below = descendants(served.process.pid)
@@ -124,6 +143,8 @@ def test_a_killed_instance_fails_no_request_and_then_everything_stops_cleanly(se
     for user in range(20):
         served.recommend(f"user-{user}")
     assert served.recommend("user-11")["instance"] is not None
+    told = (served.folder / "stderr").read_text()
+    assert f"{owner} was ended by SIGKILL; it is started again" in told
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(timeout=60) == 0
     assert not [pid for pid in below if Path(f"/proc/{pid}").exists() and _state(pid) != "Z"]

@@ -1,5 +1,6 @@
 """A gateway and an instance over Redis while it is killed, frozen and comes back: what was read before is served."""
 
+import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from optional import require
 from redis_server import RedisServer, redis_server
-from simulated_servers import servers
+from simulated_servers import servers, started
 
 require("redis", "pip install 'relaygr[redis]'")
 
@@ -57,6 +58,9 @@ def test_while_the_store_is_gone_those_who_were_here_are_served_and_told_so(
             assert refused.status_code == 503, refused.text
             assert refused.headers["retry-after"]
         assert "relaygr_stale_recommendations_total 20.0" in client.get("/metrics").text
+        with contextlib.ExitStack() as stack:  # a server that starts meanwhile waits for the store with the rest
+            again = started("instance", tmp_path / "relaygr.toml", stack)
+            assert httpx.get(f"{again.address}/readyz").status_code == 200
         back()
         while (found := recommend("user-1").json())["stale"]:
             assert found["items"] == before["items"]

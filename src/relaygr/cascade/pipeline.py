@@ -266,7 +266,7 @@ class Pipeline:
             return
         if recent.start + len(recent) + len(new) == length:
             longer = recent.append(new.items, new.actions, new.timestamps)
-            self._recent.keep(user, self.config.window.apply(longer))
+            self._recent.keep(user, self.config.window.apply(longer), self._recent.begin())
         else:  # others have written, too
             self._recent.forget(user)
 
@@ -276,7 +276,7 @@ class Pipeline:
 
     async def _history(self, user: str, arrived: float, end: "_Limit") -> tuple[History, bool]:
         """The window of the user's history, and whether it is the one read last, because the store does not answer."""
-        recent, limit = self._recent.get(user), end
+        recent, limit, number = self._recent.get(user), end, self._recent.begin()
         if recent is not None:
             store_ms = self.config.store_share * self.config.pipeline_ms
             limit = min(end, _Limit(arrived + store_ms / 1e3, f"{store_ms:g} ms of the store"))
@@ -286,7 +286,7 @@ class Pipeline:
             if recent is None or isinstance(error, StoreCorrupt):
                 raise
             return recent, True
-        self._recent.keep(user, history)
+        self._recent.keep(user, history, number)
         return history, False
 
     def _read(self, user: str) -> History:

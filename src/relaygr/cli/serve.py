@@ -10,6 +10,7 @@ from relaygr.cli.output import errors
 from relaygr.errors import Unavailable
 from relaygr.serving.all import DEFAULTS, run_all
 from relaygr.serving.modes import Mode
+from relaygr.serving.parent import end_with
 from relaygr.serving.run import run, run_gateway, run_instance
 from relaygr.serving.settings import Overrides, Settings, read
 
@@ -116,6 +117,7 @@ def instance(
     port: Annotated[int | None, _port(_SETTINGS.instance.port)] = None,
     store: Store = None,
     device: Annotated[str | None, _device(_SETTINGS.engine.device)] = None,
+    parent: Annotated[int | None, typer.Option(hidden=True, help="Who started it: it ends with them.")] = None,
 ) -> None:
     """Serve one model: an engine process behind HTTP.
 
@@ -128,6 +130,8 @@ def instance(
         "data": {"model": _path(model), "store": store},
     }
     with errors("serve instance"):
+        if parent is not None:
+            end_with(parent)
         settings = read(file, given)
         name = settings.instance.slot
         run(run_instance(settings, lambda address: typer.echo(f"{name} serves on {address}")))

@@ -90,9 +90,10 @@ class EngineLoop:
         return next(self._orders)
 
     def wait_s(self, due: float = math.inf) -> float:
-        """How long work due then would wait for the device: what is in flight, and all that is due before it."""
-        wait = self.device.queued_s
-        wait += sum(build.cost_s for build in self.builds if build.due <= due)
+        """How long work due then would wait for the device: what is in flight, and all that is due before it and can
+        still be in time."""
+        wait, now = self.device.queued_s, self._clock.now()
+        wait += sum(build.cost_s for build in self.builds if build.due <= due and not build.hopeless(now))
         return wait + sum(rank.cost_s for rank in self.ranks.ready if rank.due <= due)
 
     def rank(self, rank: Rank) -> None:
@@ -243,7 +244,7 @@ class EngineLoop:
             self.host.pool.grow(self._executor.host_pages)
         self.ranks.feed_starved()
         while self.device.wants_more:
-            plan = self._scheduler.plan(self.builds.runnable(), self.ranks.ready)
+            plan = self._scheduler.plan(self.builds.runnable(), self.ranks.ready, self._clock.now())
             if plan is None:
                 break
             self._launch(plan)

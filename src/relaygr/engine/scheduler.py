@@ -1,4 +1,8 @@
-"""What runs next: one earliest-deadline-first order over appends and scores, packed into a step."""
+"""What runs next: one earliest-deadline-first order over appends and scores, packed into a step.
+
+Work that can no longer be in time for anybody comes behind all that can: under overload it would be done first, as the
+most urgent, for nobody, and make others late in turn.
+"""
 
 import heapq
 from collections.abc import Iterable
@@ -29,22 +33,24 @@ class Scheduler:
         self._cost = cost
         self._step_s = step_s
 
-    def plan(self, builds: Iterable[Build], ranks: Iterable[Rank]) -> Plan | None:
+    def plan(self, builds: Iterable[Build], ranks: Iterable[Rank], now: float) -> Plan | None:
         """The next step, or None if there is nothing to run.
 
         The most urgent work is always in it, whatever it costs, though never more than a chunk; more is packed in order
         of urgency while the step stays within its time. A build's ranks may score in the step that runs its last chunk.
         All of a step's work is of one model.
         """
-        queue: list[tuple[float, int, Build | Rank]] = [(build.due, build.order, build) for build in builds]
-        queue += [(rank.due, rank.order, rank) for rank in ranks]
+        queue: list[tuple[bool, float, int, Build | Rank]] = [
+            (build.hopeless(now), build.due, build.order, build) for build in builds
+        ]
+        queue += [(rank.hopeless(now), rank.due, rank.order, rank) for rank in ranks]
         if not queue:
             return None
         heapq.heapify(queue)
-        served = queue[0][2].served
+        served = queue[0][3].served
         plan = Plan(served, cost_s=self._cost.step_s)
         while queue:
-            _, _, work = heapq.heappop(queue)
+            *_, work = heapq.heappop(queue)
             if work.served is not served:
                 continue
             first = not plan.appends and not plan.scores
@@ -63,7 +69,7 @@ class Scheduler:
             if high == work.prefix.tokens:
                 for rank in work.ranks:
                     if not rank.over:
-                        heapq.heappush(queue, (rank.due, rank.order, rank))
+                        heapq.heappush(queue, (rank.hopeless(now), rank.due, rank.order, rank))
         return plan
 
     def _chunk_end(self, build: Build, left_s: float, *, at_least_one: bool) -> int:

@@ -63,6 +63,10 @@ class Rank:
         """The caller has its answer, or has gone."""
         return self.future.done()
 
+    def hopeless(self, now: float) -> bool:
+        """Whether scoring it would end behind its deadline, as far as that can be foretold."""
+        return now + self.cost_s > self.deadline
+
 
 @dataclass(eq=False, slots=True)
 class PreInfer:
@@ -130,6 +134,12 @@ class Build:
     @property
     def wanted(self) -> bool:
         return bool(self.claims) or not all(work.over for work in (*self.ranks, *self.waiting))
+
+    def hopeless(self, now: float) -> bool:
+        """Whether it would be there for nobody: ranks alone want it, and it is given up when their deadlines come."""
+        if self.claims or self.waiting or not self.ranks:
+            return False
+        return now + self.cost_s > max(rank.deadline - rank.cost_s for rank in self.ranks)
 
     @property
     def ended(self) -> bool:

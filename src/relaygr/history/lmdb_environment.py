@@ -1,5 +1,6 @@
 """An LMDB environment that survives forks, growing maps, and readers that died."""
 
+import contextlib
 import os
 import threading
 import weakref
@@ -12,11 +13,14 @@ import lmdb
 from relaygr.errors import Overloaded, RelayError, Unavailable
 from relaygr.history.gate import Gate
 from relaygr.history.store import StoreCorrupt, StoreError, StoreFull
+from relaygr.history.writer_lock import WriterLock
 
 __all__ = ["Environment"]
 
 _T = TypeVar("_T")
 
+OPEN_S: Final = 10.0
+"""How long opening a database waits for whoever writes to it."""
 INFO: Final = "info"
 """The database that every environment has, for the layout's name and whatever else there is one of."""
 
@@ -41,14 +45,23 @@ class Environment:
         self._env: lmdb.Environment | None = None
         self._closed = False
         self._gate, self._opening = Gate(), threading.Lock()
-        self._opened()
+        self._writer = WriterLock(path / "writer.lock")
+        with contextlib.nullcontext() if readonly else self._writer.held(OPEN_S):  # opening writes
+            self._opened()
 
     def run(self, work: "Callable[[lmdb.Transaction[memoryview], dict[str, Any]], _T]", *, write: bool = False) -> _T:
         """Runs `work(transaction, databases)` in one transaction and returns its result.
 
         Commits when it returns and changes nothing when it raises. It may run more than once, and must
-        return nothing that points into the transaction's buffers.
+        return nothing that points into the transaction's buffers. Writers wait for their turn outside: neither
+        a fork nor `close` waits for them.
         """
+        if not write or self._readonly:
+            return self._run(work, write=write)
+        with self._writer.held():
+            return self._run(work, write=write)
+
+    def _run(self, work: "Callable[[lmdb.Transaction[memoryview], dict[str, Any]], _T]", *, write: bool) -> _T:
         swept = False
         while True:
             resized = False
@@ -76,7 +89,9 @@ class Environment:
                         self._env.set_mapsize(0)
 
     def close(self) -> None:
-        """Waits for running transactions, flushes, and closes. Later calls of `run` raise Unavailable."""
+        """Waits for running transactions, flushes, and closes. Later calls of `run` raise Unavailable, and so do
+        those of writers that still wait for their turn."""
+        self._writer.give_up()
         with self._gate.alone():
             self._closed = True
             env, self._env = self._env, None
@@ -175,6 +190,8 @@ class Environment:
     def _forked(self) -> None:
         """In a new child: the parent's environment is of no use here. It is opened anew when it is needed."""
         self._gate, self._opening = Gate(), threading.Lock()
+        self._writer.forget()
+        self._writer = WriterLock(self.path / "writer.lock")
         env, self._env = self._env, None
         if env is not None:
             env.close()

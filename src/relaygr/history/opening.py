@@ -1,6 +1,7 @@
 """A store by the name that settings have for it."""
 
 import importlib
+from pathlib import Path
 from typing import Final
 
 from relaygr.errors import InvalidInput
@@ -13,10 +14,15 @@ REDIS: Final = ("redis://", "rediss://", "unix://")
 """How the names of stores in Redis begin; every other is the folder of one in LMDB."""
 
 
-def open_store(name: str) -> HistoryStore:
-    """The store: redis://host:6379/0, rediss://, unix:///path, or a folder. Raises what its kind raises."""
+def open_store(name: str, *, readonly: bool = False) -> HistoryStore:
+    """The store: redis://host:6379/0, rediss://, unix:///path, or a folder. Raises what its kind raises.
+
+    `readonly`: nothing is to be written, where the kind can hold to that; a folder that has no store yet gets one.
+    """
     if not name.startswith(REDIS):
-        return LmdbStore(name)
+        if readonly and not (Path(name) / "data.mdb").exists():
+            LmdbStore(name).close()
+        return LmdbStore(name, readonly=readonly)
     try:
         kind = importlib.import_module("relaygr.history.redis_store").RedisStore
     except ModuleNotFoundError as error:

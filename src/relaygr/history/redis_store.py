@@ -1,5 +1,6 @@
 """Histories in a Redis server: shared by gateways and instances of many machines."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from relaygr.history.store import StoreError, StoreFull
 __all__ = ["RedisStore"]
 
 _T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
 
 TRIES: Final = 1000
 """How often work is begun again because others wrote the same users; each time one of them got on."""
@@ -51,7 +54,8 @@ class RedisStore(RecordStore):
     wrote the same user meanwhile begins again. What survives a crash of the server is for its persistence to say.
 
     A server that is gone or does not answer within `timeout_s` is Unavailable; then, for a moment, without being
-    asked again. A write that raises Unavailable may have been stored: its message says so where that is not known.
+    asked again. One that is not there yet when the store is opened is asked when it is needed.
+    A write that raises Unavailable may have been stored: its message says so where that is not known.
     `delete` and `replace` work for users whose records are damaged. `prefix` begins the name of every key.
     """
 
@@ -81,12 +85,11 @@ class RedisStore(RecordStore):
         self._now = now
         self._quiet_until = 0.0
         self._quiet = threading.Lock()
-        layout = self._asked(lambda: self._layout())
-        if layout != LAYOUT:
-            raise StoreError(
-                f"{self._where} is laid out as {layout.decode(errors='replace')!r}, but this version reads only "
-                f"{LAYOUT.decode()!r}: name another database or prefix"
-            )
+        self._checked, self._checking = False, threading.Lock()
+        try:
+            self._check()
+        except Unavailable as error:  # it may come: servers start without it, and ask again
+            _log.warning("the store does not answer yet: %s", error)
 
     def users(self) -> Iterator[str]:
         begin = self._prefix + b"user:"
@@ -166,7 +169,26 @@ class RedisStore(RecordStore):
     def _key(self, user: bytes) -> bytes:
         return self._prefix + b"user:" + user
 
+    def _check(self) -> None:
+        """That its layout is the one read here; once, when it answers."""
+        with self._checking:
+            if self._checked:
+                return
+            layout = self._ask(self._layout)
+            if layout != LAYOUT:
+                raise StoreError(
+                    f"{self._where} is laid out as {layout.decode(errors='replace')!r}, but this version reads only "
+                    f"{LAYOUT.decode()!r}: name another database or prefix"
+                )
+            self._checked = True
+
     def _asked(self, ask: Callable[[], Any]) -> Any:
+        """What the server answers, if its layout is the one read here."""
+        if not self._checked:
+            self._check()
+        return self._ask(ask)
+
+    def _ask(self, ask: Callable[[], Any]) -> Any:
         """What the server answers. While it is left alone after a failure, Unavailable at once."""
         if self._closed:
             raise Unavailable(f"the store at {self._where} is closed")

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
-import ctypes
+import fcntl
+import logging
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -23,9 +24,9 @@ from relaygr.serving.settings import DataSettings, Settings, render
 
 __all__ = ["DEFAULTS", "run_all", "shared"]
 
+_log = logging.getLogger(__name__)
+
 _RESTART_S: Final = 0.5
-_LIBC: Final = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG: Final = 1
 _SERVES: Final = re.compile(r"serves on (http://\S+)")
 
 
@@ -48,7 +49,8 @@ async def run_all(
 ) -> None:
     """Serve until SIGTERM or SIGINT. `ready` gets the gateway's address. Instances that end are started again.
 
-    What the settings name no path for is in `data`, and made there on first use.
+    What the settings name no path for is in `data`, and made there on first use. Unavailable where another serves from
+    there.
     """
     if instances < 1:
         raise InvalidInput("instances", "must be at least 1")
@@ -57,6 +59,7 @@ async def run_all(
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopping())
         bound = stack.enter_context(bind(settings.gateway.host, settings.gateway.port))
+        stack.enter_context(_alone(data))
         await asyncio.to_thread(provision, data, progress, named=settings.data)
         settings = shared(settings, data, instances)
         membership = Membership(settings.membership)
@@ -94,9 +97,22 @@ def shared(settings: Settings, data: Path, instances: int) -> Settings:
     return replace(settings, data=paths, instance=replace(own, threads=threads))
 
 
-def _end_with_parent() -> None:
-    """In a child, before it runs: the kernel ends it when its parent dies, however that dies."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+@contextlib.contextmanager
+def _alone(data: Path) -> Iterator[None]:
+    """While no other serves from this folder: two would write each other's files."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        lock = os.open(data / "serving.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise InvalidInput("data-dir", f"{data} cannot be used: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Unavailable(f"another `relaygr serve all` serves from {data}: choose another --data-dir") from error
+        yield
+    finally:
+        os.close(lock)
 
 
 class _Instance:
@@ -111,12 +127,13 @@ class _Instance:
 
     async def start(self) -> None:
         """Start it and wait until it serves. Unavailable if it ends instead; it has said why."""
-        self._file.write_text(render(self._settings), encoding="utf-8")
+        if self._process is None:
+            self._file.write_text(render(self._settings), encoding="utf-8")
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "relaygr", "serve", "instance", "--slot", self._slot, "--config", str(self._file)),
+            *("--parent", str(os.getpid())),
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the parent, which ends it in order
-            preexec_fn=_end_with_parent,
         )
         assert self._process.stdout is not None
         serves = _SERVES.search((await self._process.stdout.readline()).decode())
@@ -128,10 +145,12 @@ class _Instance:
         """Start it again whenever it ends."""
         while True:
             assert self._process is not None
-            await self._process.wait()
+            _log.warning("%s %s; it is started again", self._slot, _ended(await self._process.wait()))
             await asyncio.sleep(_RESTART_S)
-            with contextlib.suppress(Unavailable):
+            try:
                 await self.start()
+            except (Unavailable, OSError) as error:
+                _log.warning("%s could not be started: %s", self._slot, error)
 
     async def stop(self) -> None:
         """Let it drain, then end."""
@@ -143,3 +162,13 @@ class _Instance:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+
+def _ended(status: int) -> str:
+    """How a process ended, in words."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"

@@ -170,6 +170,10 @@ class GatewayApp(App):
     def _written(self) -> None:
         self._writing -= 1
 
+    async def give_up(self) -> None:
+        """Close the store: what still waits for it is answered Unavailable."""
+        await asyncio.to_thread(self._store.close)
+
     def _status(self) -> GatewayStatus:
         ranking = self._ranking
         members = ranking.membership.members()

@@ -53,6 +53,8 @@ __all__ = [
 T = TypeVar("T")
 
 DRAIN_POLL_S: Final = 0.02
+ANSWER_S: Final = 1.0
+"""How long what is given up at the end may take to be answered."""
 
 
 class Draining(Protocol):
@@ -118,7 +120,7 @@ async def running_engine(settings: Settings) -> AsyncIterator[RunningEngine]:
     model = None if settings.engine.device == SIMULATED else settings.data.need("model")
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relaygr-")))
-        store = stack.enter_context(open_store(store_path)) if store_path else None
+        store = stack.enter_context(open_store(store_path, readonly=True)) if store_path else None
         engine_settings = EngineSettings(
             socket=str(folder / "engine"), model=model, config=asdict(settings.engine), threads=own.threads
         )
@@ -235,6 +237,9 @@ async def running_gateway(settings: Settings, membership: Membership, bound: soc
     async with gateway_app(settings, membership) as (app, whole), listening(whole, bound) as port:
         yield url(own.host, port)
         await drain(app, own.drain_s)
+        if app.busy:
+            await app.give_up()
+            await drain(app, ANSWER_S)
 
 
 @contextlib.asynccontextmanager
