@@ -62,7 +62,8 @@ def servers(folder: Path, store_name: str | None = None, gateway: str = "") -> I
     file = folder / "relaygr.toml"
     file.write_text(
         f'[engine]\ndevice = "simulated"\n[data]\nstore = "{store_name}"\ncatalogue = "{folder}/items.safetensors"\n'
-        f"[instance]\nport = 0\n[gateway]\nport = 0\n{gateway}[cascade]\npipeline_budget_ms = 20000\nranking_budget_ms = 10000\n"
+        f"[instance]\nport = 0\n[gateway]\nport = 0\n{gateway}"
+        "[cascade]\npipeline_budget_ms = 20000\nranking_budget_ms = 10000\n"
     )
     with contextlib.ExitStack() as stack:
         instance = started("instance", file, stack)
