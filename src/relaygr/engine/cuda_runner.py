@@ -1,8 +1,8 @@
 """Steps and copies on a GPU: launched from the event loop and left to run, and asked after until they are done.
 
-    compute   ─[stage]─[append graph]─[score graph]─[scores out]─●─[stage]─ …         ● an event, asked after
-    copy in   ─[layer 0]●─[layer 1]●─ … ●         a score that reads these pages waits for its layer, not for all
-    copy out  ─[pages]──────────────────●
+    compute   ─[append graph]─[score graph]─●─[score graph]─●─ …                      ● an event, asked after
+    copy in   ─[layers 0-3]●─[4, 5]●─[6]●─[7]●    a score that reads these pages waits for its layer, not for all
+    copy out  ─[pages]──────────────────────●
 
 Launching takes the CPU a fraction of what the GPU needs: the loop plans and stages the next step while this one runs.
 Pages are let go of only when the event loop has seen their step or copy end, so nothing that is launched later can find
@@ -22,11 +22,13 @@ from weakref import WeakKeyDictionary
 import torch
 
 from relaygr.engine.canary import Canary
+from relaygr.engine.driver import free_stream, own_stream
 from relaygr.engine.graphs import Graphs
 from relaygr.engine.hot_rows import HotRowCache
+from relaygr.engine.mailbox import Posted
+from relaygr.engine.mover import PageMover, layer_cuts
 from relaygr.engine.staging import Staged, Staging
 from relaygr.engine.step import Direction, PageCopy, PageSpoiled, Progress, Served, Step, StepResult
-from relaygr.kernels.move import move_pages
 from relaygr.kernels.select import replayable
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
 
@@ -47,9 +49,9 @@ class CudaRunner:
         self.host_pages = host_pages
         self._longest = longest
         self._device = pages.device
-        self._compute = _stream(self._device, urgent=True)
-        self._inward = _stream(self._device)
-        self._outward = _stream(self._device)
+        self._compute = own_stream(self._device, urgent=True)
+        self._inward, self._outward, self._capture = (own_stream(self._device) for _ in range(3))
+        self._mover = PageMover(pages, host_pages)
         self._graphs: WeakKeyDictionary[Served, Graphs] = WeakKeyDictionary()
         self._hot: WeakKeyDictionary[Served, HotRowCache] = WeakKeyDictionary()
         self._staging = Staging()
@@ -68,7 +70,7 @@ class CudaRunner:
             self._hot[served] = hot
         if replayable(model.stack.attention):
             with torch.cuda.device(self._device):
-                graphs = Graphs(model, self.pages, self._longest)
+                graphs = Graphs(model, self.pages, self._longest, self._capture)
                 graphs.capture(lambda done, of: progress("launches captured", done, of))
             self._graphs[served] = graphs
 
@@ -81,19 +83,27 @@ class CudaRunner:
         }
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
-        staged = Staged(step, self._graphs.get(step.served), self._longest, self._staging)
-        hot = self._hot.get(step.served)
+        graphs, hot = self._graphs.get(step.served), self._hot.get(step.served)
+        staged = Staged(step, graphs, self._longest, self._staging)
+        posted: list[Posted] = []
+        # What is replayed notes its own times; events would count the launch too, where the device has nothing to do.
+        noted = staged.replayed and not step.page_copies and hot is None and self._canary is None
+        spoiled, began = None, None
         with torch.cuda.stream(self._compute):
             try:
                 if hot is not None:
                     hot.observe(staged.ids())
-                began = _marked(self._compute)
-                spoiled = None if self._canary is None else self._check(self._canary, step)
-                out = self._run(step, staged)
+                if not noted:
+                    began = _marked(self._compute)
+                if self._canary is not None:
+                    spoiled = self._check(self._canary, step)
+                out = self._run(step, staged, graphs, posted)
                 if self._canary is not None:
                     self._canary.wrote(step)
             except BaseException:
                 self._compute.synchronize()  # what was launched must not go on writing to pages that are let go of
+                if graphs is not None:
+                    graphs.forget()
                 staged.release()
                 raise
             ended = _marked(self._compute)
@@ -101,24 +111,29 @@ class CudaRunner:
         def result() -> StepResult:
             if spoiled is not None and spoiled.item():
                 raise PageSpoiled("a page does not hold what was written to it")
-            return StepResult([] if out is None else staged.scores_of(out), began.elapsed_time(ended) / 1e3)
+            if began is None:
+                seconds = max(posted[-1].ended - posted[0].began, 0) / 1e9
+            else:
+                seconds = began.elapsed_time(ended) / 1e3
+            return StepResult([] if out is None else staged.scores_of(out), seconds)
 
-        return self._fly(self._steps, ended, result, staged.release)
+        def over() -> None:
+            for letter in posted:
+                letter.over()
+            staged.release()
+
+        return self._fly(self._steps, ended, result, over)
 
     def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
         inward = copy.direction is Direction.IN
-        stream = self._inward if inward else self._outward
-        source, target = (self.host_pages, self.pages) if inward else (self.pages, self.host_pages)
-        layers = self.pages.shape[1]
+        stream, layers = self._inward if inward else self._outward, self._mover.layers
+        events: list[torch.cuda.Event] = []
         with torch.cuda.device(self._device), torch.cuda.stream(stream):
             began = _marked(stream)
             try:
-                both = torch.tensor([copy.source.tolist(), copy.target.tolist()], dtype=torch.int32).pin_memory()
-                old, new = both.to(self._device, non_blocking=True)
-                events = []
-                for first in range(layers) if inward else (0,):
-                    move_pages(source, target, old, new, first, first + 1 if inward else layers)
-                    events.append(_marked(stream))
+                for first, last in layer_cuts(layers) if inward else ((0, layers),):
+                    self._mover.move(copy, first, last, stream)
+                    events += [_marked(stream)] * (last - first)
             except BaseException:
                 stream.synchronize()
                 raise
@@ -142,30 +157,34 @@ class CudaRunner:
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
         self._graphs.clear()
+        free_stream(self._compute, urgent=True)
+        for stream in (self._inward, self._outward, self._capture):
+            free_stream(stream)
 
-    def _run(self, step: Step, staged: Staged) -> torch.Tensor | None:
+    def _run(self, step: Step, staged: Staged, graphs: Graphs | None, posted: list[Posted]) -> torch.Tensor | None:
         """Launch a step on the current stream; its scores, in pinned memory once the stream is there."""
-        model, graphs = step.served.model, self._graphs.get(step.served)
+        model = step.served.model
         assert isinstance(model, RankingModel)
         for old, new in step.page_copies:
             self.pages[new].copy_(self.pages[old])
         for appends in staged.appends:
             if appends.bucket is not None and graphs is not None:
-                graphs.append(appends.bucket, appends.packed)
+                posted.append(graphs.append(appends.bucket, appends.packed))
             else:
                 model.append(AppendBatch.of(appends.packed.to(self._device), appends.rows), self.pages)
         if not staged.scores:
             return None
         arrivals = [self._arrivals[copy] for copy in step.reloads if copy in self._arrivals]
         out = staged.take_out(model.config.tasks)
-        begin = 0
+        begin, row_bytes = 0, out.stride(0) * out.element_size()
         for group in staged.scores:
             if group.bucket is not None and graphs is not None:
-                scores = graphs.score(group.bucket, group.packed, arrivals)
+                to = out.data_ptr() + begin * row_bytes
+                posted.append(graphs.score(group.bucket, group.packed, to, arrivals))
             else:
                 batch = ScoreBatch.of(group.packed.to(self._device), group.rows)
                 scores = model.score(batch, self.pages, lambda layer: self._await(arrivals, layer))
-            out[begin : begin + group.total].copy_(scores[: group.total], non_blocking=True)
+                out[begin : begin + group.total].copy_(scores[: group.total], non_blocking=True)
             begin += group.total
         return out
 
@@ -257,10 +276,6 @@ class _Flight:
                 self._future.set_exception(error)
         finally:
             self._over()
-
-
-def _stream(device: torch.device, *, urgent: bool = False) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call]
 
 
 def _passed(event: torch.cuda.Event) -> bool:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket
+from relaygr.engine.mailbox import Mailbox, Posted
 from relaygr.history import PAGE
 from relaygr.kernels import Ragged
+from relaygr.kernels.mail import fetch
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
 from relaygr.model.packed import Packed
 from relaygr.model.stack import BeforeLayer
@@ -22,39 +24,37 @@ _UNCAPTURED = (256, 1024, 4096, 16384)
 
 @dataclass(frozen=True)
 class CapturedAppend:
-    """One bucket: where its inputs are read from, and the launches."""
+    """One bucket: where its inputs are read from, how it is told from where to fetch them, and the launches."""
 
     inputs: Packed
+    box: Mailbox
     graph: torch.cuda.CUDAGraph
 
 
 @dataclass(frozen=True)
-class CapturedScore:
-    """The same, with where scores come out; and once more, cut before every layer, for prefixes still arriving."""
+class CapturedScore(CapturedAppend):
+    """The same, and once more, cut before every layer, for prefixes still arriving."""
 
-    inputs: Packed
-    graph: torch.cuda.CUDAGraph
-    scores: torch.Tensor
     layers: Sequence[torch.cuda.CUDAGraph]
-    layered_scores: torch.Tensor
 
 
 class Graphs:
     """Replays of one model's scores and appends. Inputs are padded to their bucket; kernels skip what is padding.
 
-        pinned words ──one copy──▶ the bucket's inputs ──replay──▶ pages, or scores
+        pinned words ──fetched──▶ the bucket's inputs ──▶ pages, or scores ──delivered──▶ pinned words
 
-    All buckets share one pool of memory: replays run one after the other, on one stream, and what comes out of one must
-    be read on that stream before the next.
+    All of that is captured, so a replay is one call. All buckets share one pool of memory: replays run one after the
+    other, on one stream.
     """
 
-    def __init__(self, model: RankingModel, pages: torch.Tensor, longest: int) -> None:
-        """`longest`: pages of a user at most."""
+    def __init__(self, model: RankingModel, pages: torch.Tensor, longest: int, stream: torch.cuda.Stream) -> None:
+        """`longest`: pages of a user at most. `stream`: to capture on, and used for nothing else meanwhile."""
         self.seconds = 0.0
         self.bytes = 0
         self._model = model
         self._pages = pages
         self._longest = longest
+        self._stream = stream
         self._features = model.config.request_features + model.config.candidate_features
         self._pool: Any = None
         self._appends: dict[Bucket, CapturedAppend] = {}
@@ -69,14 +69,16 @@ class Graphs:
         before = torch.cuda.mem_get_info(device)[0]
         self._pool = torch.cuda.graph_pool_handle()
         of = len(SCORE_BUCKETS) + len(APPEND_BUCKETS)
-        for bucket in reversed(SCORE_BUCKETS):
-            self._scores[bucket] = self._capture_score(bucket)
-            progress(len(self._scores), of)
-        for bucket in reversed(APPEND_BUCKETS):
-            self._appends[bucket] = self._capture_append(bucket)
-            progress(len(self._scores) + len(self._appends), of)
-        for rows in _UNCAPTURED:
-            self._compile(rows)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
+            for bucket in reversed(SCORE_BUCKETS):
+                self._scores[bucket] = self._capture_score(bucket)
+                progress(len(self._scores), of)
+            for bucket in reversed(APPEND_BUCKETS):
+                self._appends[bucket] = self._capture_append(bucket)
+                progress(len(self._scores) + len(self._appends), of)
+            for rows in _UNCAPTURED:
+                self._compile(rows)
         self.seconds = time.perf_counter() - began
         self.bytes = max(before - torch.cuda.mem_get_info(device)[0], 0)
 
@@ -86,47 +88,70 @@ class Graphs:
         batch = Ragged((rows,), (self._longest * PAGE,), inputs.starts, inputs.cached, inputs.table)
         self._model.append(AppendBatch(inputs.tokens, batch), self._pages)
         self._model.score(ScoreBatch(inputs.tokens, inputs.dense, batch), self._pages)
-        torch.cuda.current_stream(self._pages.device).synchronize()
+        self._stream.synchronize()
 
-    def append(self, bucket: Bucket, staged: Packed) -> None:
+    def append(self, bucket: Bucket, staged: Packed) -> Posted:
         """Launch what was staged for this bucket on the current stream."""
         captured = self._appends[bucket]
-        captured.inputs.words.copy_(staged.words, non_blocking=True)
+        posted = self._post(captured.box, staged.address)
         captured.graph.replay()
+        return posted
 
     def score(
-        self, bucket: Bucket, staged: Packed, arrivals: Sequence[Sequence[torch.cuda.Event]] = ()
-    ) -> torch.Tensor:
-        """Launch what was staged for this bucket on the current stream; the scores, to be read there at once.
+        self,
+        bucket: Bucket,
+        staged: Packed,
+        out: int,
+        arrivals: Sequence[Sequence[torch.cuda.Event]] = (),
+    ) -> Posted:
+        """Launch what was staged for this bucket on the current stream; its scores go to `out`, in pinned memory.
 
         `arrivals`: of each reload that is under way, the events behind its layers.
         """
         captured = self._scores[bucket]
-        captured.inputs.words.copy_(staged.words, non_blocking=True)
+        posted = self._post(captured.box, staged.address, out)
         if not arrivals:
             captured.graph.replay()
-            return captured.scores
+            return posted
         stream = torch.cuda.current_stream(self._pages.device)
         for layer, graph in enumerate(captured.layers):
             for events in arrivals:
                 stream.wait_event(events[layer])
             graph.replay()
-        return captured.layered_scores
+        return posted
+
+    def forget(self) -> None:
+        """A replay may have been posted and not launched. Everything launched has ended."""
+        for captured in (*self._appends.values(), *self._scores.values()):
+            captured.box.forget()
+        torch.cuda.synchronize(self._pages.device)
+
+    def _post(self, box: Mailbox, inputs: int, scores: int = 0) -> Posted:
+        if box.full:
+            torch.cuda.current_stream(self._pages.device).synchronize()
+        return box.post(inputs, scores)
 
     def _capture_score(self, bucket: Bucket) -> CapturedScore:
-        inputs = self._inputs(bucket, self._features)
+        inputs, box = self._inputs(bucket, self._features), Mailbox(self._pages.device)
         batch = ScoreBatch(inputs.tokens, inputs.dense, _bound(bucket, inputs))
-        (graph,), scores = self._capture(lambda _: self._model.score(batch, self._pages))
-        layers, layered = self._capture(lambda cut: self._model.score(batch, self._pages, cut))
-        assert scores is not None
-        assert layered is not None
-        return CapturedScore(inputs, graph, scores, layers, layered)
+
+        def launches(cut: BeforeLayer | None) -> None:
+            fetch(box.mail, inputs.words)
+            self._model.score(batch, self._pages, cut, box.mail)
+
+        (graph,) = self._capture(box, inputs, lambda _: launches(None))
+        return CapturedScore(inputs, box, graph, self._capture(box, inputs, launches))
 
     def _capture_append(self, bucket: Bucket) -> CapturedAppend:
-        inputs = self._inputs(bucket, 0)
+        inputs, box = self._inputs(bucket, 0), Mailbox(self._pages.device)
         batch = AppendBatch(inputs.tokens, _bound(bucket, inputs))
-        (graph,), _ = self._capture(lambda _: self._model.append(batch, self._pages))
-        return CapturedAppend(inputs, graph)
+
+        def launches(_: BeforeLayer) -> None:
+            fetch(box.mail, inputs.words)
+            self._model.append(batch, self._pages)
+
+        (graph,) = self._capture(box, inputs, launches)
+        return CapturedAppend(inputs, box, graph)
 
     def _inputs(self, bucket: Bucket, features: int) -> Packed:
         """Of nobody: all lengths and rows are zero."""
@@ -135,31 +160,31 @@ class Graphs:
         return inputs
 
     def _capture(
-        self, launches: Callable[[BeforeLayer], torch.Tensor | None]
-    ) -> tuple[list[torch.cuda.CUDAGraph], torch.Tensor | None]:
-        """The launches as one graph, or as several where they ask to be cut, and what comes out of the last."""
-        stream = torch.cuda.Stream(self._pages.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._pages.device))
-        with torch.cuda.stream(stream):
-            launches(lambda layer: None)  # compiles; with nobody in the batch it writes nothing
-            stream.synchronize()
-            graphs: list[torch.cuda.CUDAGraph] = []
+        self, box: Mailbox, inputs: Packed, launches: Callable[[BeforeLayer], None]
+    ) -> list[torch.cuda.CUDAGraph]:
+        """The launches as one graph, or as several where they ask to be cut."""
+        nobody = torch.zeros(len(inputs.words), dtype=torch.int32).pin_memory()
+        posted = box.post(nobody.data_ptr(), nobody.data_ptr())
+        launches(lambda layer: None)  # compiles; with nobody in the batch it writes nothing
+        self._stream.synchronize()
+        posted.over()
+        graphs: list[torch.cuda.CUDAGraph] = []
 
-            def begin() -> None:
-                graphs.append(torch.cuda.CUDAGraph())
-                graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        def begin() -> None:
+            graphs.append(torch.cuda.CUDAGraph())
+            graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
-            def cut(layer: int) -> None:
-                if layer:
-                    graphs[-1].capture_end()
-                    begin()
-
-            begin()
-            try:
-                out = launches(cut)
-            finally:
+        def cut(layer: int) -> None:
+            if layer:
                 graphs[-1].capture_end()
-        return graphs, out
+                begin()
+
+        begin()
+        try:
+            launches(cut)
+        finally:
+            graphs[-1].capture_end()
+        return graphs
 
 
 def _bound(bucket: Bucket, inputs: Packed) -> Ragged:

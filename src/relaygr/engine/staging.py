@@ -89,6 +89,11 @@ class Staged:
             ScoreBatch.fill(packed, model.config, scores)
             self.scores.append(StagedScores(members, bucket, sum(counts[index] for index in members), packed, scores))
 
+    @property
+    def replayed(self) -> bool:
+        """Whether all of it is captured, and ends with scores."""
+        return bool(self.scores) and all(group.bucket is not None for group in (*self.appends, *self.scores))
+
     def ids(self) -> npt.NDArray[np.int32]:
         """Rows of the table that the step reads."""
         groups: list[StagedGroup] = [*self.appends, *self.scores]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from relaygr.kernels.device import has_triton
 from relaygr.kernels.layer import Norm
+from relaygr.kernels.mail import Mail
 
 __all__ = ["HotRows", "embed", "embed_plain", "head", "head_plain"]
 
@@ -51,13 +52,25 @@ def embed_plain(
     return x + positions.index_select(0, tokens[:, 3])
 
 
-def head(x: torch.Tensor, norm: Norm, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Scores of rows x [t, dim], float32 [t, tasks]; `weight` is [dim, tasks]."""
+def head(
+    x: torch.Tensor,
+    norm: Norm,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    limit: torch.Tensor | None = None,
+    mail: Mail | None = None,
+) -> torch.Tensor:
+    """Scores of rows x [t, dim], float32 [t, tasks]; `weight` is [dim, tasks].
+
+    `limit`: int32 [1], how many rows there are, where that is known on the device alone; what is behind is undefined.
+    `mail`: on a GPU, where the scores go instead of coming back, which are then none.
+    """
     if not _fused(x):
+        assert mail is None
         return head_plain(x, norm, weight, bias)
     from relaygr.kernels import ends_triton
 
-    return ends_triton.head(x, norm.weight, norm.bias, norm.eps, weight, bias)
+    return ends_triton.head(x, norm.weight, norm.bias, norm.eps, weight, bias, limit, mail)
 
 
 def head_plain(x: torch.Tensor, norm: Norm, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,10 @@ import torch
 import triton
 import triton.language as tl
 
+from relaygr.kernels.device import has_tanh
 from relaygr.kernels.ends import HotRows
+from relaygr.kernels.mail import Mail
+from relaygr.kernels.mail_triton import receipt, recipient
 
 __all__ = ["embed", "head"]
 
@@ -42,10 +45,15 @@ def embed_rows(
 
 @triton.jit(do_not_specialize=["rows"])
 def head_rows(
-    x, norm_weight, norm_bias, weight, bias, out, rows, eps,
-    DIM: tl.constexpr, PADDED: tl.constexpr, TASKS: tl.constexpr, LINES: tl.constexpr,
+    x, norm_weight, norm_bias, weight, bias, out, limit, letters, count, rows, eps,
+    DIM: tl.constexpr, PADDED: tl.constexpr, TASKS: tl.constexpr, LINES: tl.constexpr, LIMITED: tl.constexpr,
+    MAILED: tl.constexpr, PROGRAMS: tl.constexpr, TIMED: tl.constexpr,
 ):  # fmt: skip
-    """LN(x)·W + b of LINES rows."""
+    """LN(x)·W + b of LINES rows. MAILED: to where the next letter says."""
+    if LIMITED:
+        rows = tl.load(limit)
+    if MAILED:
+        letter, out = recipient(letters, count, PROGRAMS)
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)
     dim = tl.arange(0, PADDED)
     inside = row < rows
@@ -62,6 +70,8 @@ def head_rows(
         column = tl.load(weight + dim * TASKS + task, mask=dim < DIM, other=0.0).to(tl.float32)
         score = tl.sum(normed * column[None, :], 1) + tl.load(bias + task).to(tl.float32)
         tl.store(out + place * TASKS + task, score, mask=inside)
+    if MAILED:
+        receipt(letter, count, PROGRAMS, TIMED)
 
 
 def embed(
@@ -93,15 +103,21 @@ def head(
     eps: float,
     weight: torch.Tensor,
     bias: torch.Tensor,
+    limit: torch.Tensor | None = None,
+    mail: Mail | None = None,
 ) -> torch.Tensor:
     """float32 [t, tasks]; see `ends.head`."""
     rows, dim = x.shape
     tasks = weight.shape[1]
-    out = torch.empty((rows, tasks), dtype=torch.float32, device=x.device)
+    out = torch.empty((rows if mail is None else 0, tasks), dtype=torch.float32, device=x.device)
     if rows:
         lines = 4
-        head_rows[triton.cdiv(rows, lines),](
-            x.contiguous(), norm_weight, norm_bias, weight, bias, out, rows, eps,
-            DIM=dim, PADDED=triton.next_power_of_2(dim), TASKS=tasks, LINES=lines, num_warps=4,
+        programs = triton.cdiv(rows, lines)
+        head_rows[programs,](
+            x.contiguous(), norm_weight, norm_bias, weight, bias, out, limit, None if mail is None else mail.letters,
+            None if mail is None else mail.counts[1:], rows, eps,
+            DIM=dim, PADDED=triton.next_power_of_2(dim), TASKS=tasks, LINES=lines, LIMITED=limit is not None,
+            MAILED=mail is not None, PROGRAMS=programs if mail is not None else 1,
+            TIMED=has_tanh(x.device), num_warps=4,
         )  # fmt: skip
     return out

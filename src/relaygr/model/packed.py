@@ -61,6 +61,7 @@ class Packed:
         self.starts, self.cached, self.table = views[:3]
         self.tokens = views[3].t()
         self.dense: torch.Tensor | None = views[4].view(torch.float32) if shape.features else None
+        self.address = words.data_ptr()
         self._host = _HostViews(self) if words.device.type == "cpu" else None
 
     @staticmethod

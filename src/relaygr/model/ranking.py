@@ -10,6 +10,7 @@ from relaygr.errors import InvalidInput
 from relaygr.kernels import PageLayout
 from relaygr.kernels.ends import head
 from relaygr.kernels.layer import Norm
+from relaygr.kernels.mail import Mail
 from relaygr.model.batch import AppendBatch, ScoreBatch
 from relaygr.model.config import ModelConfig
 from relaygr.model.embedding import TokenEmbedding
@@ -62,11 +63,16 @@ class RankingModel(ModelInputs, nn.Module):
         self.stack.append(self.embedding(batch.tokens), pages, batch.ragged)
 
     @torch.inference_mode()
-    def score(self, batch: ScoreBatch, pages: torch.Tensor, before: BeforeLayer | None = None) -> torch.Tensor:
-        """Run candidates against pages, writing nothing. Scores are logits: float32 [rows, tasks]."""
+    def score(
+        self, batch: ScoreBatch, pages: torch.Tensor, before: BeforeLayer | None = None, mail: Mail | None = None
+    ) -> torch.Tensor:
+        """Run candidates against pages, writing nothing. Scores are logits: float32 [rows, tasks].
+
+        `mail`: where they go instead, where this is captured.
+        """
         x = self.stack.score(self.embedding(batch.tokens, batch.dense), pages, batch.ragged, before)
         norm = Norm(self.norm_weight, self.norm_bias, self.config.norm_eps)
-        return head(x, norm, self.head_weight, self.head_bias)
+        return head(x, norm, self.head_weight, self.head_bias, batch.ragged.limit, mail)
 
     def version(self) -> str:
         """The digest of the config and of every weight but the epoch's tables. Reads all of them: keep the result."""

@@ -1,0 +1,43 @@
+"""How a captured launch is told where this replay's inputs lie and where its scores go: its own addresses are fixed.
+
+The host posts a letter for each replay; the replay fetches its inputs, computes, and delivers. So one call launches
+all of it, and nothing of it waits for another.
+
+    letters [LETTERS, 4], pinned:   inputs | scores | began | ended        addresses, and nanoseconds of the device
+    counts [2], on the device:      programs that have fetched | programs that have delivered
+
+A replay's letter is found from the counts: every program of a kernel adds one when it is done, so the count divided by
+the programs of a launch is the number of launches before this one, whoever of them is done already.
+"""
+
+from typing import Final, NamedTuple
+
+import torch
+
+__all__ = ["BEGAN", "ENDED", "INPUTS", "LETTERS", "SCORES", "Mail", "fetch"]
+
+LETTERS: Final = 64
+"""Replays of one captured launch that may be under way."""
+INPUTS, SCORES, BEGAN, ENDED = range(4)
+
+
+class Mail(NamedTuple):
+    """Of one captured launch."""
+
+    letters: torch.Tensor
+    """int64 [LETTERS, 4], pinned."""
+    counts: torch.Tensor
+    """int64 [2], on the device, zeros at first."""
+
+    @staticmethod
+    def make(device: torch.device | str) -> "Mail":
+        pinned = torch.device(device).type == "cuda"
+        letters = torch.zeros((LETTERS, 4), dtype=torch.int64, pin_memory=pinned)
+        return Mail(letters, torch.zeros(2, dtype=torch.int64, device=device))
+
+
+def fetch(mail: Mail, words: torch.Tensor) -> None:
+    """Fill `words`, int32, from where the next letter says."""
+    from relaygr.kernels import mail_triton
+
+    mail_triton.fetch(mail, words)
