@@ -77,3 +77,17 @@ def test_leased_pages_outlive_their_prefix_and_are_free_when_the_lease_ends() ->
     lease.release()
     assert tier.pool.free == 4
     tier.pool.check()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["u1", "u2", "u3"]), st.booleans()), max_size=6))
+def test_leases_released_together_leave_what_releasing_each_leaves(asked: list[tuple[str, bool]]) -> None:
+    pool = PagePool(16)
+    pages = {user: kept(pool, 3) for user in ("u1", "u2", "u3")}
+    leases = [Lease(pool, user, pages[user], 1.0) for user, _ in asked]
+    for lease, (_, early) in zip(leases, asked, strict=True):
+        if early:
+            lease.release()
+    Lease.release_all(leases)
+    assert not any(lease.held for lease in leases)
+    assert pool.pinned == 0
+    pool.check()

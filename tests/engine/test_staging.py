@@ -24,17 +24,17 @@ def step(counts: list[int], appends: int = 0) -> Step:
 
 
 def staged(work: Step, staging: Staging, *, captured: bool = True) -> Staged:
-    return Staged(work, CAPTURED if captured else None, 4, staging)  # type: ignore[arg-type]
+    return Staged(work, CAPTURED if captured else None, staging)  # type: ignore[arg-type]
 
 
 def test_scores_go_back_to_the_rows_they_are_of() -> None:
     counts = [3, 700, 1, 128, 2500, 129]
-    held = staged(step(counts), Staging())
+    held = staged(step(counts), Staging(4))
     out = held.take_out(2)
     begin = 0
     for group in held.scores:
         for member in group.members:
-            out[begin : begin + counts[member]] = float(member)
+            out.values[begin : begin + counts[member]] = float(member)
             begin += counts[member]
     for member, part in enumerate(held.scores_of(out)):
         assert part.shape == (counts[member], 2)
@@ -42,20 +42,20 @@ def test_scores_go_back_to_the_rows_they_are_of() -> None:
 
 
 def test_scores_that_were_read_do_not_change_when_the_buffer_is_used_again() -> None:
-    staging = Staging()
+    staging = Staging(4)
     held = staged(step([5]), staging)
     out = held.take_out(2)
-    out[:5] = 1.0
+    out.values[:5] = 1.0
     (scores,) = held.scores_of(out)
     held.release()
     again = staged(step([5]), staging).take_out(2)
-    assert again.data_ptr() == out.data_ptr()
-    again.fill_(2.0)
+    assert again is out
+    again.values.fill(2.0)
     assert (scores == 1.0).all()
 
 
 def test_buffers_are_used_again_only_when_their_step_has_ended() -> None:
-    staging = Staging()
+    staging = Staging(4)
     first, second = staged(step([5], appends=3), staging), staged(step([5], appends=3), staging)
     pointers = [held.scores[0].packed.words.data_ptr() for held in (first, second)]
     assert len(set(pointers)) == 2
@@ -64,14 +64,14 @@ def test_buffers_are_used_again_only_when_their_step_has_ended() -> None:
 
 
 def test_what_is_not_captured_is_staged_as_it_is() -> None:
-    held = staged(step([5, 600], appends=2), Staging(), captured=False)
+    held = staged(step([5, 600], appends=2), Staging(4), captured=False)
     (scores,), (appends,) = held.scores, held.appends
     assert (scores.bucket, scores.packed.shape.rows, scores.members) == (None, 605, [0, 1])
     assert (appends.bucket, appends.packed.shape.rows) == (None, 21)
 
 
 def test_the_ids_are_those_of_every_row_and_of_no_padding() -> None:
-    held = staged(step([5, 7], appends=1), Staging())
+    held = staged(step([5, 7], appends=1), Staging(4))
     expected = [*numbered(60).items[:10].tolist(), *range(7), *range(5)]
     assert held.ids().tolist() == expected
     assert held.ids().dtype == np.int32

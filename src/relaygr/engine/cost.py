@@ -34,8 +34,7 @@ class LinearFit:
 
     def profile(self, samples: Sequence[tuple[Sequence[float], float]]) -> None:
         """Start from measured (features, seconds)."""
-        for features, seconds in samples:
-            _add(self._profile, self._row(features, seconds))
+        _add(self._profile, self._rows(samples))
         self._fit()
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
@@ -45,26 +44,36 @@ class LinearFit:
             if len(self._unfitted) >= _REFIT_EVERY:
                 self._fit()
 
-    def _row(self, features: Sequence[float], seconds: float) -> npt.NDArray[np.float64]:
-        return np.asarray(features, np.float64) / self._scales / max(seconds, 1e-9)
+    def _rows(self, samples: Sequence[tuple[Sequence[float], float]]) -> npt.NDArray[np.float64]:
+        """[samples, features]: what times the coefficients is to be 1."""
+        features = np.array([each for each, _ in samples], np.float64).reshape(-1, len(self._scales))
+        seconds = np.array([max(taken, 1e-9) for _, taken in samples], np.float64)
+        rows: npt.NDArray[np.float64] = features / self._scales / seconds[:, None]
+        return rows
 
     def _fit(self) -> None:
-        for features, seconds in self._unfitted:
+        if self._unfitted:
+            count = len(self._unfitted)
             for part in self._recent:
-                part *= _FORGET
-            _add(self._recent, self._row(features, seconds))
-        self._unfitted.clear()
+                part *= _FORGET**count
+            _add(self._recent, self._rows(self._unfitted), np.array([_FORGET**age for age in range(count - 1, -1, -1)]))
+            self._unfitted.clear()
         gram = _PROFILE_WEIGHT * self._profile[0] + self._recent[0]
         right = _PROFILE_WEIGHT * self._profile[1] + self._recent[1]
         self.coefficients = tuple((_non_negative_least_squares(gram, right) / self._scales).tolist())
         self.version += 1
 
 
-def _add(sums: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]], row: npt.NDArray[np.float64]) -> None:
-    """One more relative equation, row · coefficients = 1."""
+def _add(
+    sums: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]],
+    rows: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float64] | float = 1.0,
+) -> None:
+    """More relative equations, row · coefficients = 1, that count so much each."""
     gram, right = sums
-    gram += np.outer(row, row)
-    right += row
+    weighted = rows.T * weights
+    gram += weighted @ rows
+    right += weighted.sum(1)
 
 
 def _non_negative_least_squares(

@@ -27,7 +27,7 @@ from relaygr.engine.graphs import Graphs
 from relaygr.engine.hot_rows import HotRowCache
 from relaygr.engine.mailbox import Posted
 from relaygr.engine.mover import PageMover, layer_cuts
-from relaygr.engine.staging import Staged, Staging
+from relaygr.engine.staging import Out, Staged, Staging
 from relaygr.engine.step import Direction, PageCopy, PageSpoiled, Progress, Served, Step, StepResult
 from relaygr.kernels.select import replayable
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
@@ -54,7 +54,7 @@ class CudaRunner:
         self._mover = PageMover(pages, host_pages)
         self._graphs: WeakKeyDictionary[Served, Graphs] = WeakKeyDictionary()
         self._hot: WeakKeyDictionary[Served, HotRowCache] = WeakKeyDictionary()
-        self._staging = Staging()
+        self._staging = Staging(longest)
         self._steps: deque[_Flight] = deque()
         self._loads: deque[_Flight] = deque()
         self._writes: deque[_Flight] = deque()
@@ -84,7 +84,7 @@ class CudaRunner:
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
         graphs, hot = self._graphs.get(step.served), self._hot.get(step.served)
-        staged = Staged(step, graphs, self._longest, self._staging)
+        staged = Staged(step, graphs, self._staging)
         posted: list[Posted] = []
         # What is replayed notes its own times; events would count the launch too, where the device has nothing to do.
         noted = staged.replayed and not step.page_copies and hot is None and self._canary is None
@@ -161,7 +161,7 @@ class CudaRunner:
         for stream in (self._inward, self._outward, self._capture):
             free_stream(stream)
 
-    def _run(self, step: Step, staged: Staged, graphs: Graphs | None, posted: list[Posted]) -> torch.Tensor | None:
+    def _run(self, step: Step, staged: Staged, graphs: Graphs | None, posted: list[Posted]) -> Out | None:
         """Launch a step on the current stream; its scores, in pinned memory once the stream is there."""
         model = step.served.model
         assert isinstance(model, RankingModel)
@@ -176,15 +176,14 @@ class CudaRunner:
             return None
         arrivals = [self._arrivals[copy] for copy in step.reloads if copy in self._arrivals]
         out = staged.take_out(model.config.tasks)
-        begin, row_bytes = 0, out.stride(0) * out.element_size()
+        begin = 0
         for group in staged.scores:
             if group.bucket is not None and graphs is not None:
-                to = out.data_ptr() + begin * row_bytes
-                posted.append(graphs.score(group.bucket, group.packed, to, arrivals))
+                posted.append(graphs.score(group.bucket, group.packed, out.address(begin), arrivals))
             else:
                 batch = ScoreBatch.of(group.packed.to(self._device), group.rows)
                 scores = model.score(batch, self.pages, lambda layer: self._await(arrivals, layer))
-                out[begin : begin + group.total].copy_(scores[: group.total], non_blocking=True)
+                out.scores[begin : begin + group.total].copy_(scores[: group.total], non_blocking=True)
             begin += group.total
         return out
 

@@ -273,10 +273,10 @@ class EngineLoop:
             if build.all_launched:
                 self._whole(build)
         scores, reloads = [], []
+        self.ranks.launched(plan.scores)
         for rank in plan.scores:
             prefix = rank.prefix
             assert prefix is not None
-            self.ranks.launched(rank)
             if rank.build is not None and rank.build.reload is not None:
                 reloads.append(rank.build.reload)
             scores.append(ScoreRow(rank.candidates, rank.request, prefix.length, prefix.tokens, prefix.pages))
@@ -303,6 +303,7 @@ class EngineLoop:
             self.pre_infer_busy_s += result.seconds * self._pre_infer_part(plan)
         for build, _, high in plan.appends:
             self.builds.ran(build, high, well=result is not None)
+        scored, scores = [], []
         for index, rank in enumerate(plan.scores):
             if result is None or (rank.build is not None and rank.build.state is not BuildState.DONE):
                 self.ranks.again(rank)
@@ -310,7 +311,10 @@ class EngineLoop:
             claim = self.claims.oldest(rank.user)
             if rank.path is Path.RESIDENT and not rank.over and (claim is None or claim.build is None):
                 self.resident_left_by_earlier += 1
-            self.ranks.scored(rank, result.scores[index], result.seconds)
+            scored.append(rank)
+            scores.append(result.scores[index])
+        if result is not None:
+            self.ranks.scored(scored, scores, result.seconds)
 
     def _pre_infer_part(self, plan: Plan) -> float:
         """The share of a step that was pre-inference, by predicted time."""

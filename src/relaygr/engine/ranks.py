@@ -9,7 +9,7 @@ take ──▶ resolve ─┬─ resident ────────────�
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -161,21 +161,27 @@ class Ranks:
         else:
             self.resolve(rank)
 
-    def launched(self, rank: Rank) -> None:
-        """The step that scores it was launched."""
-        del self.ready[rank]
-        rank.launched = self._clock.now()
+    def launched(self, ranks: Sequence[Rank]) -> None:
+        """The step that scores them was launched."""
+        now = self._clock.now()
+        for rank in ranks:
+            del self.ready[rank]
+            rank.launched = now
 
-    def scored(self, rank: Rank, scores: npt.NDArray[np.float32], seconds: float) -> None:
-        """Answer with what the device computed."""
-        if not rank.over:
-            assert rank.prefix is not None
-            assert rank.launched is not None
-            self.paths[rank.path] += 1
-            total = self._clock.now() - rank.arrived
-            timings = Timings(total * 1e3, (rank.launched - rank.arrived) * 1e3, seconds * 1e3)
-            rank.future.set_result(Ranked(scores, rank.path, rank.prefix.length, rank.prefix.lineage.epoch, timings))
-        self._let_go(rank)
+    def scored(self, ranks: Sequence[Rank], scores: Sequence[npt.NDArray[np.float32]], seconds: float) -> None:
+        """Answer with what the device computed, in a step that took so long."""
+        now = self._clock.now()
+        for rank, values in zip(ranks, scores, strict=True):
+            if not rank.over:
+                prefix, launched, arrived = rank.prefix, rank.launched, rank.arrived
+                assert prefix is not None
+                assert launched is not None
+                self.paths[rank.path] += 1
+                timings = Timings((now - arrived) * 1e3, (launched - arrived) * 1e3, seconds * 1e3)
+                rank.future.set_result(Ranked(values, rank.path, prefix.length, prefix.lineage.epoch, timings))
+        Lease.release_all([rank.lease for rank in ranks if rank.lease is not None])
+        for rank in ranks:
+            self._let_go(rank)
 
     def _begin(self, rank: Rank, option: Option) -> None:
         """Build the prefix in the way the option says, or wait for pages, behind whoever waits and is more urgent."""

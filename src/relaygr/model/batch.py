@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,7 @@ from relaygr.model.tokens import write_candidate_tokens, write_history_tokens
 __all__ = ["AppendBatch", "AppendRow", "ScoreBatch", "ScoreRow"]
 
 
-@dataclass(frozen=True)
-class AppendRow:
+class AppendRow(NamedTuple):
     """One user's next tokens: low … high of context and history, behind the `low` tokens its pages hold."""
 
     history: History
@@ -30,8 +30,7 @@ class AppendRow:
     """The user's pages in order, enough for `high` tokens."""
 
 
-@dataclass(frozen=True)
-class ScoreRow:
+class ScoreRow(NamedTuple):
     """One user's candidates, against the first `tokens` tokens in its pages."""
 
     candidates: Candidates
@@ -105,7 +104,7 @@ class ScoreBatch:
         counts = [len(row.candidates) for row in rows]
         packed.place(counts, [row.tokens for row in rows], [row.pages for row in rows])
         tokens, dense = packed.rows_of(sum(counts))
-        items = np.concatenate([row.candidates.items for row in rows])
+        items = np.concatenate([row.candidates.items for row in rows]) if len(rows) > 1 else rows[0].candidates.items
         write_candidate_tokens(config, items, [row.position for row in rows], counts, tokens)
         if dense is not None:
             begin = 0

@@ -1,5 +1,6 @@
 """The inputs of one batch in one buffer, so that one copy takes them to a device."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,8 +79,7 @@ class Packed:
         """Say whose the rows are and where their tokens lie. Users past these have no rows."""
         host, users = self._writable(), len(rows)
         starts, held, table = host.starts, host.cached, host.table
-        starts[0] = 0
-        np.cumsum(rows, out=starts[1 : users + 1])
+        starts[: users + 1] = [0, *itertools.accumulate(rows)]
         starts[users + 1 :] = starts[users]
         held[:users] = cached
         held[users:] = 0

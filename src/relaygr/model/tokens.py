@@ -153,9 +153,13 @@ def write_candidate_tokens(
     out[:, 0] = table_row(items, config.items)
     out[:, 1] = config.actions
     out[:, 2] = _NO_GAP
-    out[:, 3] = np.repeat([_position_bucket(position) for position in positions], counts)
+    begin = 0
+    for position, count in zip(positions, counts, strict=True):
+        out[begin : begin + count, 3] = _position_bucket(position)
+        begin += count
 
 
+@functools.lru_cache(1 << 16)
 def _position_bucket(position: int) -> int:
     """`log_bucket` of one position."""
     position = min(position, _POSITION_LIMIT)
