@@ -14,7 +14,7 @@ from relaygr.kernels import PageLayout, Ragged, ReferenceAttention, Silu, Softma
 
 require("triton", "pip install relaygr[triton]")
 
-from relaygr.kernels.triton import TritonAttention  # noqa: E402
+from relaygr.kernels.triton import FEW_TOKENS, TritonAttention  # noqa: E402
 
 DEVICE: Final = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES: Final = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
@@ -31,6 +31,7 @@ APPENDS: Final = [
     ([1], [128]),
     ([40, 0, 3, 130], [0, 50, 126, 128]),
     ([2, 2, 2], [255, 256, 257]),
+    ([20, 128, 1], [700, 300, 0]),
 ]
 SCORES: Final = [
     ([1], [0]),
@@ -136,13 +137,31 @@ def test_a_score_does_not_depend_on_who_shares_the_batch() -> None:
     assert torch.equal(together, single)
 
 
-def test_cutting_a_history_into_appends_changes_no_bit_of_attention() -> None:
-    whole = make_case([200], [0], dtype=torch.float16, device=DEVICE, reach=True)
-    attention, weighting = _triton(), WEIGHTINGS[0]
+@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=lambda w: type(w).__name__)
+@pytest.mark.parametrize("new", [FEW_TOKENS + 1, 150, FEW_TOKENS, 1])
+def test_cutting_a_history_into_appends_changes_no_bit_of_attention_but_where_few_tokens_come(
+    new: int, weighting: Weighting
+) -> None:
+    length = 300
+    whole = make_case([length], [0], dtype=torch.float16, device=DEVICE, reach=True)
+    attention = _triton()
     attention.write(whole.k, whole.v, whole.pages, LAYER, whole.batch)
-    expected = attention.append(weighting, whole.q, whole.pages, LAYER, whole.batch)
-    late = type(whole.batch).build([70], [130], [whole.batch.table[0].tolist()], DEVICE)
-    assert torch.equal(attention.append(weighting, whole.q[130:], whole.pages, LAYER, late), expected[130:])
+    expected = attention.append(weighting, whole.q, whole.pages, LAYER, whole.batch)[length - new :]
+    late = type(whole.batch).build([new], [length - new], [whole.batch.table[0].tolist()], DEVICE)
+    got = attention.append(weighting, whole.q[length - new :], whole.pages, LAYER, late)
+    if new > FEW_TOKENS:
+        assert torch.equal(got, expected)
+    else:
+        assert relative_error(got, expected.double()) <= TOLERANCE[torch.float16]
+
+
+def test_an_append_of_few_tokens_does_not_depend_on_who_shares_the_batch() -> None:
+    case = make_case([20, 3, 128], [700, 129, 0], dtype=torch.float16, device=DEVICE, reach=True)
+    weighting, attention = WEIGHTINGS[0], _triton()
+    attention.write(case.k, case.v, case.pages, LAYER, case.batch)
+    together = attention.append(weighting, case.q, case.pages, LAYER, case.batch)
+    alone = type(case.batch).build([20], [700], [case.batch.table[0].tolist()], DEVICE)
+    assert torch.equal(attention.append(weighting, case.q[:20], case.pages, LAYER, alone), together[:20])
 
 
 def _within_bounds(generator: random.Random, users: int, rows: int, tokens: int) -> tuple[list[int], list[int]]:

@@ -8,7 +8,7 @@ are read without a mask; the last ones with.
 import triton
 import triton.language as tl
 
-__all__ = ["attend", "combine", "silu", "split_pages", "write_pages"]
+__all__ = ["attend", "combine", "combine_new", "silu", "split_pages", "write_pages"]
 
 
 @triton.jit
@@ -231,6 +231,73 @@ def combine(
         tl.store(where, gated.to(out.dtype.element_ty), mask=inside)
     else:
         tl.store(where, attended, mask=inside)
+
+
+@triton.jit(do_not_specialize=["table_stride", "ranks", "height", "layers", "layer"])
+def combine_new(
+    parts, sums, q, pages, out, starts, cached, table,
+    q_stride, out_stride, table_stride, ranks, height, layers, layer, scale, factor,
+    TARGET: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr,
+    HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, HARDWARE: tl.constexpr, SOFTMAX: tl.constexpr,
+):  # fmt: skip
+    """A of LINES new tokens of one head: over the new ones up to each, and the sums of its user's splits, in order."""
+    user = tl.program_id(1)
+    head = tl.program_id(2)
+    begin = tl.load(starts + user)
+    end = tl.load(starts + user + 1)
+    first = begin + tl.program_id(0) * LINES
+    if first >= end:
+        return
+    length = tl.load(cached + user)
+    held = (length + PAGE - 1) // PAGE
+    blocks = (end - begin + ROWS - 1) // ROWS
+    chunk = split_pages(held, blocks * HEADS, TARGET)
+    splits = (held + chunk - 1) // chunk
+    table += user.to(tl.int64) * table_stride
+    row = (first + tl.arange(0, LINES)).to(tl.int64)
+    dim = tl.arange(0, WIDTH)
+    column = head * D + dim[None, :]
+    mine = row < end
+    inside = mine[:, None] & (dim < D)[None, :]
+    queries = tl.load(q + row[:, None] * q_stride + column, mask=inside, other=0.0)
+    acc = tl.zeros([LINES, WIDTH], tl.float32)
+    top = tl.full([LINES], float("-inf"), tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    for j in range(0, (first - begin + LINES + KEYS - 1) // KEYS):
+        key = j * KEYS + tl.arange(0, KEYS)
+        there = key < end - begin
+        position = length + key
+        page = tl.load(table + position // PAGE, mask=there, other=0).to(tl.int64)
+        where = (((page * layers + layer) * 2 * PAGE + position % PAGE) * HEADS * D)[:, None] + column
+        valid = there[:, None] & (dim < D)[None, :]
+        k = tl.load(pages + where, mask=valid, other=0.0)
+        v = tl.load(pages + where + PAGE * HEADS * D, mask=valid, other=0.0)
+        acc, top, total = _add(
+            queries, k, v, acc, top, total, first - begin, j, end - begin, scale,
+            KEYS, LINES, True, SOFTMAX, True, HARDWARE,
+        )  # fmt: skip
+    if not SOFTMAX:
+        acc = acc * factor
+    line = (user * ranks + (first - begin) // ROWS).to(tl.int64) * height + (first - begin) % ROWS + tl.arange(0, LINES)
+    for split in range(0, splits):
+        at = line + split * blocks * height
+        part = tl.load(parts + at[:, None] * (HEADS * D) + column, mask=inside, other=0.0)
+        if SOFTMAX:
+            beside = sums + (at * HEADS + head) * 2
+            highest = tl.load(beside, mask=mine, other=float("-inf"))
+            weights = tl.load(beside + 1, mask=mine, other=0.0)
+            both = tl.maximum(top, highest)
+            finite = tl.where(both == float("-inf"), 0.0, both)
+            before = tl.exp(top - finite)
+            now = tl.exp(highest - finite)
+            acc = acc * before[:, None] + part * now[:, None]
+            total = total * before + weights * now
+            top = both
+        else:
+            acc += part
+    if SOFTMAX:
+        acc = acc / total[:, None]
+    tl.store(out + row[:, None] * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["table_stride", "heads", "layers", "layer"])

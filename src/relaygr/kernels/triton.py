@@ -20,13 +20,16 @@ from relaygr.kernels.device import can_chain, chain, has_tanh, is_hopper, multip
 from relaygr.kernels.layer import LayerWeights, Projected, split
 from relaygr.kernels.ragged import Ragged
 
-__all__ = ["TritonAttention"]
+__all__ = ["FEW_TOKENS", "TritonAttention"]
 
 _SHARED_KEYS: Final = 32 << 20
 """Bytes of K and V of one layer that blocks work on at a time: what the second-level cache holds with room to spare."""
 
 _TARGET: Final = 128
 """Blocks that one user's scores are split into at most: about the multiprocessors of a Hopper GPU."""
+
+FEW_TOKENS: Final = PAGE
+"""New tokens of each user up to which an append splits keys: there are not enough rows to fill the device with."""
 
 _LINES: Final = 4
 """Rows whose splits one block adds up."""
@@ -86,7 +89,9 @@ class TritonAttention:
         longest = max(batch.rows, default=0)
         if longest == 0:
             return out
-        if isinstance(weighting, Silu) and self._fits_hopper(q, pages):
+        if longest <= FEW_TOKENS:
+            self._append_few(weighting, q, out, pages, layer, batch)
+        elif isinstance(weighting, Silu) and self._fits_hopper(q, pages):
             _launch_hopper(weighting, q, out, pages, layer, batch, _blocks_by_position(longest, PAGE), 0, causal=True)
         else:
             rows = _portable_rows(q)
@@ -94,6 +99,46 @@ class TritonAttention:
                 weighting, q, out, out, pages, layer, batch, rows, _blocks_by_position(longest, rows), 0, causal=True
             )
         return out
+
+    def _append_few(
+        self, weighting: Weighting, q: torch.Tensor, out: torch.Tensor, pages: torch.Tensor, layer: int, batch: Ragged
+    ) -> None:
+        """Over what is cached like candidates, its keys split over all of the device; then over the new tokens."""
+        longest, (heads, dim) = max(batch.rows), q.shape[1:]
+        parts, sums, rows, ranks, height = self._over_cached(weighting, q, pages, layer, batch)
+        lines = 16
+        portable.combine_new[triton.cdiv(longest, lines), len(batch.rows), heads](
+            parts, sums, q, pages, out, batch.starts, batch.cached, batch.table,
+            _row_stride(q), out.stride(0), batch.table.stride(0), ranks, height, pages.shape[1], layer,
+            weighting.scale, _factor(weighting),
+            TARGET=_TARGET, ROWS=rows, LINES=lines, KEYS=lines, PAGE=PAGE, HEADS=heads, D=dim,
+            WIDTH=max(triton.next_power_of_2(dim), 16), HARDWARE=has_tanh(q.device),
+            SOFTMAX=not isinstance(weighting, Silu), num_warps=4,
+        )  # fmt: skip
+
+    def _over_cached(
+        self,
+        weighting: Weighting,
+        q: torch.Tensor,
+        pages: torch.Tensor,
+        layer: int,
+        batch: Ragged,
+        *,
+        chained: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor, int, int, int]:
+        """Sums over what is cached, split by split, and how they lie: `parts` and `sums` of `combine`, the rows of a
+        block, the ranks of a user, and the rows of a rank."""
+        hopper = isinstance(weighting, Silu) and self._fits_hopper(q, pages)
+        rows = PAGE if hopper else _portable_rows(q)
+        heads, dim = q.shape[1:]
+        ranks, height = _score_ranks(batch, heads, rows), min(max(batch.rows), rows)
+        parts = torch.empty((len(batch.rows) * ranks * height, heads, dim), dtype=torch.float32, device=q.device)
+        sums = parts.new_empty((len(parts), heads, 0 if isinstance(weighting, Silu) else 2))
+        if isinstance(weighting, Silu) and hopper:
+            _launch_hopper(weighting, q, parts, pages, layer, batch, ranks, height, causal=False, chained=chained)
+        else:
+            _launch_portable(weighting, q, parts, sums, pages, layer, batch, rows, ranks, height, causal=False)
+        return parts, sums, rows, ranks, height
 
     def score(
         self,
@@ -145,18 +190,10 @@ class TritonAttention:
         u, v, q, k = projected
         if _row_stride(k) != _row_stride(v):
             k, v = k.contiguous(), v.contiguous()
-        hopper = isinstance(weighting, Silu) and self._fits_hopper(q, pages)
-        rows = PAGE if hopper else _portable_rows(q)
         heads, dim = q.shape[1:]
-        ranks, height = _score_ranks(batch, heads, rows), min(longest, rows)
-        parts = torch.empty((len(batch.rows) * ranks * height, heads, dim), dtype=torch.float32, device=q.device)
-        sums = parts.new_empty((len(parts), heads, 0 if isinstance(weighting, Silu) else 2))
         chained = gate is not None and can_chain(q.device)
         early = chained and len(q) <= layer_triton.FEW_ROWS
-        if isinstance(weighting, Silu) and hopper:
-            _launch_hopper(weighting, q, parts, pages, layer, batch, ranks, height, causal=False, chained=chained)
-        else:
-            _launch_portable(weighting, q, parts, sums, pages, layer, batch, rows, ranks, height, causal=False)
+        parts, sums, rows, ranks, height = self._over_cached(weighting, q, pages, layer, batch, chained=chained)
         norm_weight, norm_bias, eps = gate.after if gate else (q, q, 0.0)
         portable.combine[triton.cdiv(longest, _LINES), len(batch.rows)](
             parts, sums, q, k, v, u, norm_weight, norm_bias, out, batch.starts, batch.cached,
