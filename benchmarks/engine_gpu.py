@@ -6,6 +6,7 @@ loads    closed loops of so many callers: requests a second, latencies, and the 
 """
 
 import asyncio
+import gc
 import json
 import random
 import statistics
@@ -19,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from uvloop import run as run_on_uvloop
 
 from common import machine, percentile
 from relaygr import Engine, EngineConfig, History, Ranked, build_model
@@ -128,6 +130,7 @@ async def calls(shape: str, length: int, candidates: int, rounds: int) -> list[d
     device: dict[str, list[float]] = {}
     copied: list[float] = []
     async with engine_of(shape, length) as engine:
+        gc.freeze()  # as the server does
         prepared = engine.status().prepared
 
         async def timed(kind: str, call: Any) -> Any:
@@ -185,6 +188,7 @@ class Phases:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.steps = 0
         plan, launch, ended = loop._scheduler.plan, loop._launch, loop._step_ended
+        learn = loop.cost.observe_step
 
         def timed(name: str, call: Any) -> Any:
             def wrapped(*args: Any) -> Any:
@@ -200,6 +204,7 @@ class Phases:
         loop._scheduler.plan = timed("plan", plan)  # type: ignore[method-assign]
         loop._launch = timed("launch", launch)  # type: ignore[method-assign]
         loop._step_ended = timed("complete", ended)  # type: ignore[method-assign]
+        loop.cost.observe_step = timed("learn", learn)  # type: ignore[method-assign]
 
     def clear(self) -> None:
         self.seconds.clear()
@@ -210,6 +215,7 @@ async def loads(shape: str, length: int, candidates: int, seconds: float, users:
     """Callers that ask again as soon as they are answered, for users of their own."""
     rows = []
     async with engine_of(shape, length, device="40GiB", host="0") as engine:
+        gc.freeze()
         phases = Phases(engine)
         draw = np.random.default_rng(0)
         histories = [history_of(draw, length) for _ in range(users)]
@@ -289,16 +295,16 @@ def run(commit: str, out: Path, rounds: int, seconds: float, parts: list[str]) -
         out.write_text(json.dumps(result, indent=2) + "\n")
 
     if "checks" in parts:
-        result["checks"] = [asyncio.run(check(shape, length)) for shape, length in (("d256", 3000), ("d512", 8192))]
+        result["checks"] = [run_on_uvloop(check(shape, length)) for shape, length in (("d256", 3000), ("d512", 8192))]
         for row in result["checks"]:
             console.print(row)
         save()
     if "calls" in parts:
-        result["calls"] = [row for case in CALLS for row in asyncio.run(calls(*case, rounds))]
+        result["calls"] = [row for case in CALLS for row in run_on_uvloop(calls(*case, rounds))]
         _print(console, f"{torch.cuda.get_device_name()}, bf16, medians of {rounds}", result["calls"])
         save()
     if "loads" in parts:
-        result["loads"] = [row for case in LOADS for row in asyncio.run(loads(*case, seconds))]
+        result["loads"] = [row for case in LOADS for row in run_on_uvloop(loads(*case, seconds))]
         _print(console, "closed loops", result["loads"])
         save()
     console.print(f"written to {out}")
