@@ -76,6 +76,13 @@ async def written_back(engine: Engine, count: int) -> None:
         await asyncio.sleep(1e-3)
 
 
+async def pinned(engine: Engine) -> None:
+    """Wait until the host pool is: while the driver pins memory it takes no launches."""
+    total = engine.config.host_bytes // engine.status().page_bytes
+    while engine._executor.host_pages < total:  # noqa: ASYNC110
+        await asyncio.sleep(1e-2)
+
+
 def push_out(engine: Engine, user: str) -> None:
     """Evict the user from device memory alone, as a full device cache would."""
     assert engine._loop is not None
@@ -131,6 +138,7 @@ async def calls(shape: str, length: int, candidates: int, rounds: int) -> list[d
     copied: list[float] = []
     async with engine_of(shape, length) as engine:
         gc.freeze()  # as the server does
+        await pinned(engine)
         prepared = engine.status().prepared
 
         async def timed(kind: str, call: Any) -> Any:

@@ -9,7 +9,10 @@ __all__ = ["CostModel", "LinearFit"]
 
 _FORGET = 0.98
 _PROFILE_WEIGHT = 0.05
-_REFIT_EVERY = 16
+_REFIT_AT_LEAST = 16
+_REFIT_AT_MOST = 256
+_REFIT_S = 0.05
+"""A fit costs as much as a small step: so much device time goes by between two, unless very many steps do."""
 _MARGIN_DECAY = 0.02
 _LARGEST_MARGIN = 10.0
 
@@ -31,6 +34,7 @@ class LinearFit:
         self._recent = np.zeros((size, size)), np.zeros(size)
         self._unfitted: list[tuple[Sequence[float], float]] = []
         """Observed since the last fit; taken in together, off the path of every step."""
+        self._unfitted_s = 0.0
 
     def profile(self, samples: Sequence[tuple[Sequence[float], float]]) -> None:
         """Start from measured (features, seconds)."""
@@ -41,7 +45,9 @@ class LinearFit:
         """Some work with these features took this long."""
         if seconds > 0.0:
             self._unfitted.append((features, seconds))
-            if len(self._unfitted) >= _REFIT_EVERY:
+            self._unfitted_s += seconds
+            count = len(self._unfitted)
+            if count >= _REFIT_AT_MOST or (count >= _REFIT_AT_LEAST and self._unfitted_s >= _REFIT_S):
                 self._fit()
 
     def _rows(self, samples: Sequence[tuple[Sequence[float], float]]) -> npt.NDArray[np.float64]:
@@ -58,6 +64,7 @@ class LinearFit:
                 part *= _FORGET**count
             _add(self._recent, self._rows(self._unfitted), np.array([_FORGET**age for age in range(count - 1, -1, -1)]))
             self._unfitted.clear()
+            self._unfitted_s = 0.0
         gram = _PROFILE_WEIGHT * self._profile[0] + self._recent[0]
         right = _PROFILE_WEIGHT * self._profile[1] + self._recent[1]
         self.coefficients = tuple((_non_negative_least_squares(gram, right) / self._scales).tolist())

@@ -34,7 +34,7 @@ class Mailbox:
 
     def forget(self) -> None:
         """Some replay may not have been launched. All that were have ended: begin anew."""
-        self.mail.counts.zero_()
+        self.mail.state.zero_()
         self._posted = self._under_way = 0
 
 

@@ -45,7 +45,7 @@ def embed_rows(
 
 @triton.jit(do_not_specialize=["rows"])
 def head_rows(
-    x, norm_weight, norm_bias, weight, bias, out, limit, letters, count, rows, eps,
+    x, norm_weight, norm_bias, weight, bias, out, limit, letters, state, rows, eps,
     DIM: tl.constexpr, PADDED: tl.constexpr, TASKS: tl.constexpr, LINES: tl.constexpr, LIMITED: tl.constexpr,
     MAILED: tl.constexpr, PROGRAMS: tl.constexpr, TIMED: tl.constexpr,
 ):  # fmt: skip
@@ -53,7 +53,7 @@ def head_rows(
     if LIMITED:
         rows = tl.load(limit)
     if MAILED:
-        letter, out = recipient(letters, count, PROGRAMS)
+        letter, out = recipient(letters, state, PROGRAMS)
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)
     dim = tl.arange(0, PADDED)
     inside = row < rows
@@ -71,7 +71,7 @@ def head_rows(
         score = tl.sum(normed * column[None, :], 1) + tl.load(bias + task).to(tl.float32)
         tl.store(out + place * TASKS + task, score, mask=inside)
     if MAILED:
-        receipt(letter, count, PROGRAMS, TIMED)
+        receipt(letter, state, PROGRAMS, TIMED)
 
 
 def embed(
@@ -115,7 +115,7 @@ def head(
         programs = triton.cdiv(rows, lines)
         head_rows[programs,](
             x.contiguous(), norm_weight, norm_bias, weight, bias, out, limit, None if mail is None else mail.letters,
-            None if mail is None else mail.counts[1:], rows, eps,
+            None if mail is None else mail.state, rows, eps,
             DIM=dim, PADDED=triton.next_power_of_2(dim), TASKS=tasks, LINES=lines, LIMITED=limit is not None,
             MAILED=mail is not None, PROGRAMS=programs if mail is not None else 1,
             TIMED=has_tanh(x.device), num_warps=4,

@@ -4,10 +4,11 @@ The host posts a letter for each replay; the replay fetches its inputs, computes
 all of it, and nothing of it waits for another.
 
     letters [LETTERS, 4], pinned:   inputs | scores | began | ended        addresses, and nanoseconds of the device
-    counts [2], on the device:      programs that have fetched | programs that have delivered
+    state [3], on the device:       programs that have fetched | programs that have delivered | scores
 
 A replay's letter is found from the counts: every program of a kernel adds one when it is done, so the count divided by
-the programs of a launch is the number of launches before this one, whoever of them is done already.
+the programs of a launch is the number of launches before this one, whoever of them is done already. Only those that
+fetch read a letter, and leave on the device what the others need of it: a thousand reads of the host's memory are slow.
 """
 
 from typing import Final, NamedTuple
@@ -26,14 +27,14 @@ class Mail(NamedTuple):
 
     letters: torch.Tensor
     """int64 [LETTERS, 4], pinned."""
-    counts: torch.Tensor
-    """int64 [2], on the device, zeros at first."""
+    state: torch.Tensor
+    """int64 [3], on the device, zeros at first."""
 
     @staticmethod
     def make(device: torch.device | str) -> "Mail":
         pinned = torch.device(device).type == "cuda"
         letters = torch.zeros((LETTERS, 4), dtype=torch.int64, pin_memory=pinned)
-        return Mail(letters, torch.zeros(2, dtype=torch.int64, device=device))
+        return Mail(letters, torch.zeros(3, dtype=torch.int64, device=device))
 
 
 def fetch(mail: Mail, words: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Mail in Triton. Pinned memory of the host is read anew each time: nothing here may come from a cache."""
+"""Mail in Triton. What the host has written before a launch is there for it to read."""
 
 from typing import Final
 
@@ -17,29 +17,33 @@ _SCORES: Final = tl.constexpr(SCORES)
 _BEGAN: Final = tl.constexpr(BEGAN)
 _ENDED: Final = tl.constexpr(ENDED)
 
-_BLOCK: Final = 1024
-_MOST: Final = 32
+_FETCHED: Final = tl.constexpr(0)
+_DELIVERED: Final = tl.constexpr(1)
+_TO: Final = tl.constexpr(2)
+"""Places in the state."""
+
+_BLOCK: Final = 2048
+_MOST: Final = 64
 """Programs that fetch, at most."""
 
 
 @triton.jit
 def _letter(letters, count, PROGRAMS: tl.constexpr):
-    """Where the letter of this launch lies. `count` is read before any program of it may count itself twice."""
-    return letters + tl.load(count, volatile=True) // PROGRAMS % _LETTERS * 4
+    """Where the letter of this launch lies."""
+    return letters + tl.load(count) // PROGRAMS % _LETTERS * 4
 
 
 @triton.jit
-def recipient(letters, count, PROGRAMS: tl.constexpr):
+def recipient(letters, state, PROGRAMS: tl.constexpr):
     """The letter of this launch, and where it wants its scores."""
-    letter = _letter(letters, count, PROGRAMS)
-    return letter, tl.load(letter + _SCORES, volatile=True).to(tl.pointer_type(tl.float32))
+    return _letter(letters, state + _DELIVERED, PROGRAMS), tl.load(state + _TO).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
-def receipt(letter, count, PROGRAMS: tl.constexpr, TIMED: tl.constexpr):
+def receipt(letter, state, PROGRAMS: tl.constexpr, TIMED: tl.constexpr):
     """This program has delivered; the last one to do so notes the time."""
     tl.debug_barrier()
-    before = tl.atomic_add(count, 1, sem="acq_rel")
+    before = tl.atomic_add(state + _DELIVERED, 1, sem="acq_rel")
     if TIMED:  # noqa: SIM102
         if before % PROGRAMS == PROGRAMS - 1:
             tl.store(letter + _ENDED, tl.extra.cuda.globaltimer())
@@ -47,20 +51,21 @@ def receipt(letter, count, PROGRAMS: tl.constexpr, TIMED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["words"])
 def fetch_words(
-    letters, count, target, words,
+    letters, state, target, words,
     PROGRAMS: tl.constexpr, BLOCK: tl.constexpr, TIMED: tl.constexpr,
 ):  # fmt: skip
-    letter = _letter(letters, count, PROGRAMS)
-    if TIMED:  # noqa: SIM102
-        if tl.program_id(0) == 0:
+    letter = _letter(letters, state + _FETCHED, PROGRAMS)
+    if tl.program_id(0) == 0:
+        if TIMED:
             tl.store(letter + _BEGAN, tl.extra.cuda.globaltimer())
-    source = tl.multiple_of(tl.load(letter + _INPUTS, volatile=True).to(tl.pointer_type(tl.int32)), 16)
+        tl.store(state + _TO, tl.load(letter + _SCORES))
+    source = tl.multiple_of(tl.load(letter + _INPUTS).to(tl.pointer_type(tl.int32)), 16)
     words = tl.multiple_of(words, 4)
     for begin in range(tl.program_id(0) * BLOCK, words, PROGRAMS * BLOCK):
         at = begin + tl.arange(0, BLOCK)
-        tl.store(target + at, tl.load(source + at, mask=at < words, volatile=True), mask=at < words)
+        tl.store(target + at, tl.load(source + at, mask=at < words, cache_modifier=".cg"), mask=at < words)
     tl.debug_barrier()
-    tl.atomic_add(count, 1)
+    tl.atomic_add(state + _FETCHED, 1)
 
 
 def fetch(mail: Mail, words: torch.Tensor) -> None:
@@ -68,6 +73,6 @@ def fetch(mail: Mail, words: torch.Tensor) -> None:
     assert len(words) % 4 == 0
     programs = min(triton.cdiv(len(words), _BLOCK), _MOST)
     fetch_words[programs,](
-        mail.letters, mail.counts[:1], words, len(words),
+        mail.letters, mail.state, words, len(words),
         PROGRAMS=programs, BLOCK=_BLOCK, TIMED=has_tanh(words.device), num_warps=8,
     )  # fmt: skip

@@ -238,7 +238,8 @@ def combine_new(
     parts, sums, q, pages, out, starts, cached, table,
     q_stride, out_stride, table_stride, ranks, height, layers, layer, scale, factor,
     TARGET: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr,
-    HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, HARDWARE: tl.constexpr, SOFTMAX: tl.constexpr,
+    HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, AHEAD: tl.constexpr, HARDWARE: tl.constexpr,
+    SOFTMAX: tl.constexpr,
 ):  # fmt: skip
     """A of LINES new tokens of one head: over the new ones up to each, and the sums of its user's splits, in order."""
     user = tl.program_id(1)
@@ -279,22 +280,24 @@ def combine_new(
     if not SOFTMAX:
         acc = acc * factor
     line = (user * ranks + (first - begin) // ROWS).to(tl.int64) * height + (first - begin) % ROWS + tl.arange(0, LINES)
-    for split in range(0, splits):
-        at = line + split * blocks * height
-        part = tl.load(parts + at[:, None] * (HEADS * D) + column, mask=inside, other=0.0)
-        if SOFTMAX:
-            beside = sums + (at * HEADS + head) * 2
-            highest = tl.load(beside, mask=mine, other=float("-inf"))
-            weights = tl.load(beside + 1, mask=mine, other=0.0)
-            both = tl.maximum(top, highest)
-            finite = tl.where(both == float("-inf"), 0.0, both)
-            before = tl.exp(top - finite)
-            now = tl.exp(highest - finite)
-            acc = acc * before[:, None] + part * now[:, None]
-            total = total * before + weights * now
-            top = both
-        else:
-            acc += part
+    for start in range(0, splits, AHEAD):
+        for i in tl.static_range(AHEAD):  # so that several loads are in flight
+            live = start + i < splits
+            at = line + (start + i) * blocks * height
+            part = tl.load(parts + at[:, None] * (HEADS * D) + column, mask=inside & live, other=0.0)
+            if SOFTMAX:
+                beside = sums + (at * HEADS + head) * 2
+                highest = tl.load(beside, mask=mine & live, other=float("-inf"))
+                weights = tl.load(beside + 1, mask=mine & live, other=0.0)
+                both = tl.maximum(top, highest)
+                finite = tl.where(both == float("-inf"), 0.0, both)
+                before = tl.exp(top - finite)
+                now = tl.exp(highest - finite)
+                acc = acc * before[:, None] + part * now[:, None]
+                total = total * before + weights * now
+                top = both
+            else:
+                acc += part
     if SOFTMAX:
         acc = acc / total[:, None]
     tl.store(out + row[:, None] * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)

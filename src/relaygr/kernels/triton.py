@@ -112,7 +112,7 @@ class TritonAttention:
             _row_stride(q), out.stride(0), batch.table.stride(0), ranks, height, pages.shape[1], layer,
             weighting.scale, _factor(weighting),
             TARGET=_TARGET, ROWS=rows, LINES=lines, KEYS=lines, PAGE=PAGE, HEADS=heads, D=dim,
-            WIDTH=max(triton.next_power_of_2(dim), 16), HARDWARE=has_tanh(q.device),
+            WIDTH=max(triton.next_power_of_2(dim), 16), AHEAD=8 if q.is_cuda else 2, HARDWARE=has_tanh(q.device),
             SOFTMAX=not isinstance(weighting, Silu), num_warps=4,
         )  # fmt: skip
 
