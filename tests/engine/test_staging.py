@@ -5,8 +5,10 @@ import torch
 
 from behaviours import numbered
 from relaygr import Candidates
+from relaygr.engine.buckets import APPEND_BUCKETS
 from relaygr.engine.staging import Staged, Staging
 from relaygr.engine.step import Served, Step
+from relaygr.history import PAGE
 from relaygr.model import build_model
 from relaygr.model.batch import AppendRow, ScoreRow
 from relaygr.model.inputs import NO_CONTEXT
@@ -76,3 +78,17 @@ def test_the_ids_are_those_of_every_row_and_of_no_padding() -> None:
     assert held.ids().tolist() == expected
     assert held.ids().dtype == np.int32
     assert isinstance(held.scores[0].packed.words, torch.Tensor)
+
+
+def test_a_long_append_runs_in_pieces_one_after_the_other() -> None:
+    longest = max(bucket.rows for bucket in APPEND_BUCKETS)
+    history = numbered(3 * longest + 70)
+    pages = list(range(-(-len(history) // PAGE)))
+    rows = [AppendRow(history, NO_CONTEXT, 20, high, pages) for high in (3 * longest + 70, 50, longest + 21)]
+    held = staged(Step(SERVED, rows, []), Staging(len(pages)))
+    ran = [(row.low, row.high) for group in held.appends for row in group.rows]
+    first = [(low, low + longest) for low in range(20, 3 * longest, longest)]
+    assert [piece for piece in ran if piece in first] == [*first, first[0]]
+    assert ran[4:] == [(20 + 3 * longest, 3 * longest + 70), (20, 50), (20 + longest, longest + 21)]
+    assert all(len(group.rows) == 1 for group in held.appends[:4])
+    assert all(group.bucket is not None for group in held.appends)

@@ -1,7 +1,7 @@
 """A step's inputs, laid out in pinned memory before anything of it is launched, and where its scores come out."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from relaygr.model.batch import AppendRow, ScoreRow
 from relaygr.model.packed import BatchShape, Packed
 
 __all__ = ["Out", "Staged", "Staging"]
+
+_LONGEST: Final = max(bucket.rows for bucket in APPEND_BUCKETS)
+"""Tokens of one append that a captured launch takes."""
 
 
 class Out:
@@ -83,7 +86,8 @@ class StagedScores(NamedTuple):
 class Staged:
     """All of a step. Nothing here touches the device.
 
-    Groups of rows that a captured launch takes lie in buffers of its bucket; others in buffers of their own.
+    Groups of rows that a captured launch takes lie in buffers of its bucket; others in buffers of their own. Groups run
+    in their order: pieces of a long append are the longest rows, so each has a group to itself, before what is left.
     """
 
     def __init__(self, step: Step, graphs: Graphs | None, staging: Staging) -> None:
@@ -94,9 +98,10 @@ class Staged:
         self._out: Out | None = None
         self.appends: list[StagedAppends] = []
         self.scores: list[StagedScores] = []
-        new = [row.high - row.low for row in step.appends]
+        rows = [piece for row in step.appends for piece in _pieces(row)] if captured else step.appends
+        new = [row.high - row.low for row in rows]
         for members, bucket in _groups(APPEND_BUCKETS, new, captured):
-            appends = [step.appends[index] for index in members]
+            appends = [rows[index] for index in members]
             packed = _own(AppendBatch.shape(appends)) if bucket is None else staging.take(bucket)
             AppendBatch.fill(packed, config, appends)
             self.appends.append(StagedAppends(members, bucket, sum([new[index] for index in members]), packed, appends))
@@ -146,6 +151,14 @@ class Staged:
         if self._out is not None:
             self._staging.give_out(self._out)
             self._out = None
+
+
+def _pieces(row: AppendRow) -> Iterator[AppendRow]:
+    """A long append as several, each as long as a captured launch takes; they run one after the other."""
+    while row.high - row.low > _LONGEST:
+        yield row._replace(high=row.low + _LONGEST)
+        row = row._replace(low=row.low + _LONGEST)
+    yield row
 
 
 def _own(shape: BatchShape) -> Packed:
