@@ -17,6 +17,8 @@ class Mailbox:
         self._letters = self.mail.letters.numpy()
         self._posted = 0
         self._under_way = 0
+        self._beginning = 0
+        """How often it has begun anew."""
 
     @property
     def full(self) -> bool:
@@ -30,12 +32,13 @@ class Mailbox:
         self._letters[number, SCORES] = scores
         self._posted += 1
         self._under_way += 1
-        return Posted(self, number)
+        return Posted(self, number, self._beginning)
 
     def forget(self) -> None:
         """Some replay may not have been launched. All that were have ended: begin anew."""
         self.mail.state.zero_()
         self._posted = self._under_way = 0
+        self._beginning += 1
 
 
 class Posted(NamedTuple):
@@ -43,6 +46,7 @@ class Posted(NamedTuple):
 
     box: Mailbox
     number: int
+    beginning: int
 
     @property
     def began(self) -> int:
@@ -55,4 +59,5 @@ class Posted(NamedTuple):
 
     def over(self) -> None:
         """Its replay has ended, and its times were read."""
-        self.box._under_way = max(self.box._under_way - 1, 0)
+        if self.beginning == self.box._beginning:
+            self.box._under_way -= 1

@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from relaygr.engine.step import Progress, no_progress
 from relaygr.errors import InvalidInput
 from relaygr.kernels import PageLayout
 
@@ -18,8 +19,9 @@ _CHUNK_BYTES: Final = 64 << 20
 class PinnedPages:
     """A pool of `total` pages, of which the first `ready` may be used now."""
 
-    def __init__(self, layout: PageLayout, total: int) -> None:
+    def __init__(self, layout: PageLayout, total: int, progress: Progress = no_progress) -> None:
         """Pins the first chunk, and the rest in a thread. Raises InvalidInput if not even that can be had."""
+        self._progress = progress
         self.total = total
         self.ready = 0
         self.error: str | None = None
@@ -67,4 +69,5 @@ class PinnedPages:
             return False
         self._registered.append(part.data_ptr())
         self.ready += len(part)
+        self._progress("host pages pinned", self.ready, self.total)
         return True

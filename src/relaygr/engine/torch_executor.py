@@ -71,7 +71,7 @@ class TorchExecutor:
             from relaygr.engine.cuda_runner import CudaRunner
             from relaygr.engine.pinned import PinnedPages
 
-            host = PinnedPages(layout, capacity.host)
+            host = PinnedPages(layout, capacity.host, self._progress)
             self._host_ready, self._close_host = lambda: host.ready, host.close
             self._runner = CudaRunner(pages, host.pages, longest, canary=config.canary)
         else:

@@ -29,6 +29,7 @@ from relaygr.model import Candidates, checkpoint
 from relaygr.serving import link
 from relaygr.serving.engine_process import READY, SIMULATED, EngineSettings
 from relaygr.serving.garbage import settle
+from relaygr.serving.preparing import Preparing
 
 __all__ = ["begin", "serve_engine", "told"]
 
@@ -187,7 +188,7 @@ def _engine(settings: EngineSettings) -> Engine:
     if config.device == SIMULATED:
         return Engine(SimulatedModel(), config, executor=SimulatedExecutor(remember=False))
     assert settings.model is not None
-    return Engine(checkpoint.load(settings.model), config)
+    return Engine(checkpoint.load(settings.model), config, progress=Preparing())
 
 
 async def _main(settings: EngineSettings) -> None:

@@ -1,0 +1,40 @@
+"""Letters are posted in the order of replays, and not written over while their replay may still read them."""
+
+import torch
+
+from relaygr.engine.mailbox import Mailbox
+from relaygr.kernels.mail import BEGAN, ENDED, INPUTS, LETTERS, SCORES
+
+CPU = torch.device("cpu")
+
+
+def test_each_replay_has_the_next_letter_and_finds_its_times_there() -> None:
+    box = Mailbox(CPU)
+    letters = [box.post(100 + number, 200 + number) for number in range(3)]
+    for number, letter in enumerate(letters):
+        assert box.mail.letters[number, [INPUTS, SCORES]].tolist() == [100 + number, 200 + number]
+        box.mail.letters[number, BEGAN], box.mail.letters[number, ENDED] = 7 + number, 9 + 2 * number
+        assert (letter.began, letter.ended) == (7 + number, 9 + 2 * number)
+
+
+def test_a_box_is_full_until_replays_have_ended() -> None:
+    box = Mailbox(CPU)
+    letters = [box.post(number) for number in range(LETTERS)]
+    full = [box.full]
+    letters[0].over()
+    full.append(box.full)
+    assert box.post(5).number == 0
+    assert [*full, box.full] == [True, False, True]
+
+
+def test_after_a_launch_that_failed_both_sides_begin_anew() -> None:
+    box = Mailbox(CPU)
+    lost = [box.post(number) for number in range(3)]
+    box.mail.state.fill_(2)
+    box.forget()
+    assert not box.mail.state.any()
+    assert box.post(8).number == 0
+    for letter in lost:
+        letter.over()
+    assert [box.post(number).number for number in range(LETTERS - 1)] == list(range(1, LETTERS))
+    assert box.full
