@@ -113,7 +113,8 @@ class Bench:
     def state(self) -> dict[str, Any]:
         """What the engine holds now, without what it has counted."""
         counted = {"paths", "outcomes", "faults", "device_busy_s", "wait_ms", "written_back", "device_evictions"}
-        counted |= {"host_evictions", "resident_left_by_earlier", "cost_model", "cost_model_version", "prepared"}
+        counted |= {"host_evictions", "resident_left_by_earlier", "prepared"}
+        counted |= {"cost_model", "cost_model_version", "cost_model_error"}
         return {name: value for name, value in asdict(self.engine.status()).items() if name not in counted}
 
     async def rank(

@@ -1,12 +1,14 @@
 """The HTTP client against servers that behave, and that do not."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from relaygr.errors import Unavailable
+from relaygr.serving import client as module
 from relaygr.serving.client import HttpClient, Response
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -148,3 +150,27 @@ def test_a_cancelled_request_does_not_hand_its_reply_to_the_next() -> None:
         assert (await client.request("GET", "/quick")).body == b"/quick"
 
     run(slow, test)
+
+
+def test_connections_that_a_rush_left_are_closed_when_nobody_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.0)
+    open_now = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal open_now
+        open_now += 1
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                await read_request(reader)
+                writer.write(reply(b""))
+        open_now -= 1
+
+    async def test(client: HttpClient) -> None:
+        await asyncio.gather(*(client.request("GET", "/") for _ in range(10)))
+        assert open_now == 10
+        await asyncio.sleep(0.001)
+        await client.request("GET", "/")
+        while open_now > 1:  # noqa: ASYNC110  (the other side's)
+            await asyncio.sleep(0.001)
+
+    run(serve, test)

@@ -1,6 +1,8 @@
 """What work costs on this device: T(new, cached, m), fitted to a profile and kept current from served work."""
 
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ _REFIT_S = 0.05
 """A fit costs as much as a small step: so much device time goes by between two, unless very many steps do."""
 _MARGIN_DECAY = 0.02
 _LARGEST_MARGIN = 10.0
+_ERRORS = 1024
 
 
 class LinearFit:
@@ -113,10 +116,16 @@ class CostModel:
         self.copies = LinearFit((1.0, 1e2))
         self.margin = 1.0
         """By what factor steps have lately exceeded their prediction: up at once, down slowly."""
+        self._errors: deque[float] = deque(maxlen=_ERRORS)
 
     @property
     def version(self) -> int:
         return self.steps.version + self.copies.version
+
+    @property
+    def error(self) -> float:
+        """The median of how far the last steps were off their prediction, as a share of what they took."""
+        return median(self._errors) if self._errors else 0.0
 
     @property
     def step_s(self) -> float:
@@ -126,6 +135,8 @@ class CostModel:
     def observe_step(self, features: Sequence[float], predicted_s: float, seconds: float) -> None:
         """A step took this long where that was predicted."""
         self.steps.observe(features, seconds)
+        if seconds > 0:
+            self._errors.append(abs(seconds - predicted_s) / seconds)
         ratio = min(seconds / predicted_s, _LARGEST_MARGIN) if predicted_s > 0 else 1.0
         self.margin = max(ratio, self.margin + _MARGIN_DECAY * (1.0 - self.margin))
 

@@ -268,6 +268,7 @@ class Engine:
             faults=dict(loop.device.faults),
             prepared=self._executor.facts(),
             cost_model_version=loop.cost.version,
+            cost_model_error=loop.cost.error,
             cost_model={"steps": loop.cost.steps.coefficients, "copies": loop.cost.copies.coefficients},
         )
 

@@ -45,6 +45,8 @@ class EngineStatus:
     prepared: dict[str, float]
     """What the device has prepared: launches captured, the bytes and the seconds that took."""
     cost_model_version: int
+    cost_model_error: float
+    """Of the last steps, the median of how far their time was off what was predicted, as a share of it."""
     cost_model: dict[str, tuple[float, ...]]
 
 

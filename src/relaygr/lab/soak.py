@@ -23,14 +23,18 @@ import msgspec
 from relaygr.cascade import PipelineConfig
 from relaygr.errors import Unavailable
 from relaygr.lab.estimates import percentile
+from relaygr.lab.right_scores import RightScores
 from relaygr.lab.servers import Servers, serving
+from relaygr.lab.traffic import ask
 from relaygr.serving.all import DEFAULTS
-from relaygr.serving.client import HttpClient
+from relaygr.serving.client import IDLE_S, HttpClient
 
-__all__ = ["Soak", "soak"]
+__all__ = ["HELD", "Soak", "cost_model_error", "soak"]
 
 ALLOWED: Final = {200, 429, 503, 504}
 """What may be answered while servers are killed and frozen: right answers, or a clear refusal."""
+HELD: Final = ("leases", "pinned_pages", "ranks", "load_tokens", "tasks")
+"""What must not have grown from one look to the next."""
 _REST_S: Final = 60.0
 
 
@@ -57,18 +61,21 @@ class Soak:
 
 async def soak(wanted: Soak, data: Path, progress: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
     """Run it on servers of a simulated device in the folder; returns what was counted and what was left."""
+    (data / "soak").mkdir()
     settings = replace(
         DEFAULTS,
         cascade=PipelineConfig(pipeline_ms=wanted.deadline_ms, ranking_ms=wanted.deadline_ms * 0.8),
         engine=replace(DEFAULTS.engine, device="simulated"),
     )
-    async with serving(settings, data, 2) as servers:
+    async with serving(settings, data / "soak", 2) as servers:
         run = _Run(wanted, servers, progress)
         half = wanted.requests // 2
         await run.phase(half, kills=wanted.kills, freezes=wanted.freezes // 2)
         before = await run.look()
         await run.phase(wanted.requests - half, kills=0, freezes=wanted.freezes - wanted.freezes // 2)
         after = await run.look()
+        instances = (await servers.instances()).values()
+        error = max(told["engine"]["cost_model_error"] for told in instances)
     over = run.overruns or [0.0]
     return {
         "answers": {str(status): count for status, count in sorted(run.answers.items())},
@@ -77,6 +84,8 @@ async def soak(wanted: Soak, data: Path, progress: Callable[[int], None] = lambd
         "aborted": run.aborted,
         "paths": dict(run.paths),
         "stale": run.stale,
+        "scores": await asyncio.to_thread(run.scores.look, data / "soak" / "store"),
+        "cost_model_error": round(error, 4),
         "deadline_overrun_p99_ms": round(percentile(over, 99), 1),
         "requests_per_second": round(wanted.requests / run.seconds, 1),
         "before": before,
@@ -84,9 +93,21 @@ async def soak(wanted: Soak, data: Path, progress: Callable[[int], None] = lambd
         "grown": {
             "descriptors": after["descriptors"] - before["descriptors"],
             "memory_mib": round(after["memory_mib"] - before["memory_mib"], 1),
-            **{name: after[name] - before[name] for name in ("leases", "pinned_pages", "ranks", "load_tokens")},
+            **{name: after[name] - before[name] for name in HELD},
         },
     }
+
+
+async def cost_model_error(data: Path, requests: int, seed: int = 0) -> float:
+    """Of one instance on this machine's CPU, serving the default model to users who come back, one after the other."""
+    (data / "cpu").mkdir()
+    draw = random.Random(seed)
+    async with serving(DEFAULTS, data / "cpu", 1) as servers:
+        for _ in range(requests):
+            await ask(servers.client, f"user-{int(draw.paretovariate(0.8)) % 200}", 10)
+        (told,) = (await servers.instances()).values()
+    error: float = told["engine"]["cost_model_error"]
+    return error
 
 
 class _Run:
@@ -100,6 +121,7 @@ class _Run:
         self.overruns: list[float] = []
         self.unanswered = self.aborted = self.stale = 0
         self.seconds = 0.0
+        self.scores = RightScores(max(1, wanted.requests // 5000))
 
     async def phase(self, requests: int, *, kills: int, freezes: int) -> None:
         """Send so many; faults come at seeded requests."""
@@ -154,6 +176,7 @@ class _Run:
                 told: Any = msgspec.json.decode(reply.body)
                 self.paths[str(told["path"])] += 1
                 self.stale += told["stale"]
+                self.scores.hear(body["user"], told)
 
     # ---- faults
 
@@ -186,9 +209,11 @@ class _Run:
         async with asyncio.timeout(_REST_S):
             while any((held := await self._held()).values()):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
+        await asyncio.sleep(IDLE_S + 1.0)  # connections that the rush needed are closed then
         family = [pid for own in _children(os.getpid()) if b"serve\0all" in _command(own) for pid in _family(own)]
         return {
             **held,
+            "tasks": await self._tasks(),
             "processes": len(family),
             "descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in family),  # noqa: PTH208
             "memory_mib": round(sum(_resident_mib(pid) for pid in family), 1),
@@ -203,6 +228,21 @@ class _Run:
             "ranks": sum(engine["ranks_under_way"] + engine["builds_under_way"] for engine in instances),
             "load_tokens": sum(slot["load_tokens"] for slot in slots),
         }
+
+    async def _tasks(self) -> int:
+        """Of all event loops that tell."""
+        slots = (await self._servers.status())["slots"].values()
+        return sum([await _tasks(address) for address in (self._servers.address, *(slot["address"] for slot in slots))])
+
+
+async def _tasks(address: str) -> int:
+    client = HttpClient.to(address)
+    try:
+        found = re.search(rb"^relaygr_tasks (\S+)$", (await client.request("GET", "/metrics")).body, re.M)
+    finally:
+        client.close()
+    assert found is not None
+    return int(float(found[1]))
 
 
 def _children(pid: int) -> list[int]:

@@ -11,6 +11,8 @@ from relaygr.errors import Unavailable
 __all__ = ["Client", "HttpClient", "Response"]
 
 MAX_REPLY: Final = 64 * 2**20
+IDLE_S: Final = 10.0
+"""How long a connection is kept that nobody needs."""
 _END: Final = b"\r\n\r\n"
 
 
@@ -41,7 +43,8 @@ class HttpClient:
         self._host = host
         self._port = port
         self._keep = keep
-        self._idle: deque[_Connection] = deque()
+        self._idle: deque[tuple[float, _Connection]] = deque()
+        """With when each was last used; that one is used next, so that those beyond what is needed grow old."""
         self._closed = False
 
     @classmethod
@@ -59,8 +62,9 @@ class HttpClient:
         head = [f"{method} {path} HTTP/1.1", f"host: {self._host}:{self._port}", f"content-length: {len(body)}"]
         head += [f"{name}: {value}" for name, value in (headers or {}).items()]
         message = "\r\n".join(head).encode("latin-1") + _END + body
+        self._close_old()
         while self._idle:
-            connection = self._idle.pop()
+            _, connection = self._idle.pop()
             if connection.usable:
                 with contextlib.suppress(_Stale):
                     return await self._exchange(connection, message)
@@ -80,15 +84,21 @@ class HttpClient:
             connection.close()
             raise
         if connection.usable and len(self._idle) < self._keep and not self._closed:
-            self._idle.append(connection)
+            self._idle.append((asyncio.get_running_loop().time(), connection))
         else:
             connection.close()
         return response
 
+    def _close_old(self) -> None:
+        """Those that a rush left behind."""
+        oldest = asyncio.get_running_loop().time() - IDLE_S
+        while self._idle and self._idle[0][0] < oldest:
+            self._idle.popleft()[1].close()
+
     def close(self) -> None:
         self._closed = True
         while self._idle:
-            self._idle.pop().close()
+            self._idle.pop()[1].close()
 
 
 class _Stale(Exception):

@@ -215,6 +215,13 @@ ENGINE: Final[tuple[Metric[EngineTold], ...]] = (
         (),
         lambda told: one(told.status.cost_model_version),
     ),
+    Metric(
+        "relaygr_cost_model_error",
+        Kind.GAUGE,
+        "Of the last steps, the median of how far their time was off what was predicted, as a share of it.",
+        (),
+        lambda told: one(told.status.cost_model_error),
+    ),
 )
 
 INSTANCE: Final[tuple[Metric[Any], ...]] = (*HTTP, *FRONTEND, *ENGINE)

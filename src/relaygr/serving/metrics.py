@@ -5,6 +5,7 @@ Nothing is counted twice and nothing is global: two apps in one process do not m
 alone, some additions each.
 """
 
+import asyncio
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -180,5 +181,12 @@ HTTP: Final[tuple[Metric[Served], ...]] = (
         "1 while new work is refused before the end.",
         (),
         lambda app: one(app.draining),
+    ),
+    Metric(
+        "relaygr_tasks",
+        Kind.GAUGE,
+        "Tasks of the server's event loop.",
+        (),
+        lambda app: one(len(asyncio.all_tasks())),
     ),
 )

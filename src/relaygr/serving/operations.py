@@ -313,6 +313,7 @@ INSTANCE: Final = (
                 **{"written_back": 4, "write_back_waiting": 0, "paths": {"RESIDENT": 3, "FULL": 1}},
                 **{"resident_left_by_earlier": 1, "outcomes": {"COMPUTED": 3}, "faults": {}, "prepared": {}},
                 "cost_model_version": 7,
+                "cost_model_error": 0.06,
                 "cost_model": {"steps": [5e-4, 2e-6, 1e-9, 3e-6, 1e-9], "copies": [1e-4, 2e-6]},
             },
             "counts": {
