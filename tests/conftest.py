@@ -28,7 +28,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def ray_running() -> Iterator[str]:
     """The address of Serve's proxy on a small Ray cluster: one for all tests, for it takes seconds to start."""
     require("ray", "make test installs it where it can be had")
-    from ray_cluster import running_ray
+    from ray_fleet import running_ray
 
     with running_ray() as address:
         yield address

@@ -15,7 +15,7 @@ from ray.exceptions import ActorUnavailableError
 
 from deployments import Plain, Ranks, Sender
 from faulty_network import DELAY_S, Fault
-from ray_cluster import RayFleet
+from ray_fleet import RayFleet
 from relaygr import History
 from relaygr.clock import RealClock
 from relaygr.cluster.ray.application import APP

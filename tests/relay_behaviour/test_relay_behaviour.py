@@ -36,7 +36,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def on_ray(ray_running: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    from ray_cluster import RayFleet, settings_for
+    from ray_fleet import RayFleet, settings_for
 
     folder = saved(tmp_path_factory.mktemp("ray"))
     text = f"""

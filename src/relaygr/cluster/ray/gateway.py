@@ -12,6 +12,7 @@ from relaygr.cluster.ray.handle_client import HandleClient
 from relaygr.cluster.ray.slots import Held
 from relaygr.relay import Membership
 from relaygr.serving.client import Client, HttpClient
+from relaygr.serving.garbage import settle
 from relaygr.serving.ray_settings import DataPath
 from relaygr.serving.run import gateway_app
 from relaygr.serving.settings import Settings
@@ -50,6 +51,7 @@ class Gateway:
             gateway_app(settings, self._membership, connector(instances))
         )
         self._following = asyncio.create_task(self._follow_on())
+        settle()
 
     async def _follow_on(self) -> None:
         while True:

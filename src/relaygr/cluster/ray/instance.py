@@ -21,6 +21,7 @@ from relaygr.cluster.ray.slots import Held
 from relaygr.errors import RelayError, Unavailable
 from relaygr.serving import link
 from relaygr.serving.admin import Beside
+from relaygr.serving.garbage import settle
 from relaygr.serving.instance import InstanceApp
 from relaygr.serving.instance_metrics import EngineTold
 from relaygr.serving.run import RunningEngine, bind, drain, instance_app, listening, running_engine, url
@@ -68,6 +69,7 @@ class Instance:
         self._mine = True
         self._announcing = asyncio.create_task(self._announce_on())
         self._seen = (time.monotonic(), 0.0)
+        settle()
 
     async def _announce_on(self) -> None:
         """A directory that was lost and started anew learns by this who there is."""

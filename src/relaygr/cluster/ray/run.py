@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import ray
 from ray import serve
+from ray.serve.exceptions import RayServeException
 
 from relaygr.cluster.ray.application import APP, GATEWAY, INSTANCE, absolute, application
 from relaygr.cluster.ray.directory import directory
@@ -84,7 +85,7 @@ def deploy(settings: Settings, progress: Callable[[str], None] = lambda what: No
     progress(f"starting {settings.ray.instances} instances")
     try:
         serve.run(application(absolute(settings), **options), name=APP, route_prefix="/")
-    except RuntimeError as error:
+    except (RuntimeError, RayServeException) as error:
         raise Unavailable(f"Serve could not run it: {error}; {said()}") from error
 
 
