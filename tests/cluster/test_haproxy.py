@@ -1,5 +1,6 @@
 """The printed configuration: HAProxy takes it, and it says what the membership and the settings say."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,13 @@ def test_the_command_prints_it_from_the_file(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["haproxy", "--config", str(file)])
     assert refused.exit_code != 0
     assert "instances" in refused.output
+
+
+def test_slots_that_are_given_by_name_are_looked_up_again(tmp_path: Path) -> None:
+    text = haproxy(membership(**{"slot-0": "http://slot-0.instances:8100"}))
+    assert re.search(r"default-server .* resolvers names$", text, re.MULTILINE)
+    assert "parse-resolv-conf" in text
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(text)
+    assert checked(file) == ""
+    assert "resolvers" not in haproxy(membership(**SLOTS))

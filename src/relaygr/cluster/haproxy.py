@@ -6,6 +6,7 @@
 For cascades of your own: the gateway of this project routes by itself. HAProxy 2.8 or newer.
 """
 
+import ipaddress
 import json
 import re
 import zlib
@@ -57,6 +58,13 @@ _BUFFER: Final = 256 * 1024
 _DEADLINE: Final = "req.hdr(x-relaygr-deadline-ms),mul(1)"
 """In whole milliseconds; hdr_val does not read decimals."""
 _LARGEST_ID: Final = 2**31 - 1
+_RESOLVERS: Final = """
+resolvers names
+    # Slots that are given by name are looked up again and again: one that is started anew may have another address.
+    parse-resolv-conf
+    hold valid 2s
+
+"""
 
 
 def haproxy(membership: Membership, config: HaproxyConfig | None = None) -> str:
@@ -67,6 +75,8 @@ def haproxy(membership: Membership, config: HaproxyConfig | None = None) -> str:
     config = config or HaproxyConfig()
     factor = max(101, round(config.load_factor * 100))
     check = config.check_ms
+    servers = "\n".join(_servers(membership))
+    named = any(not _is_ip(urlsplit(member.address).hostname or "") for member in membership.members())
     return f"""\
 # HAProxy in front of RelayGR's instances. Printed by `relaygr haproxy`: print it again when the slots change.
 
@@ -90,7 +100,7 @@ defaults
     option redispatch 1
     http-reuse always
 {_refusals()}
-frontend relay
+{_RESOLVERS if named else ""}frontend relay
     bind {config.bind}
     # Before any of it is read.
     http-request deny deny_status 413 if {{ req.hdr_val(content-length) gt {config.max_body} }}
@@ -111,8 +121,8 @@ backend instances
     option httpchk
     http-check send meth GET uri /readyz
     http-check expect status 200
-    default-server check inter {check}ms fastinter {max(1, check // 3)}ms fall 2 rise 1 init-addr last,libc,none
-{chr(10).join(_servers(membership))}
+    default-server check inter {check}ms fastinter {max(1, check // 3)}ms fall 2 rise 1 init-addr last,libc,none{" resolvers names" if named else ""}
+{servers}
 """
 
 
@@ -135,6 +145,14 @@ def _servers(membership: Membership) -> Iterator[str]:
         yield f"    server {member.slot} {host}:{parts.port} id {number}"
     if not taken:
         raise InvalidInput("instances", 'names none; write each as slot-0 = "http://127.0.0.1:8100"')
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _socket(config: HaproxyConfig) -> str:
