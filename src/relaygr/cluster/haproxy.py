@@ -76,7 +76,10 @@ def haproxy(membership: Membership, config: HaproxyConfig | None = None) -> str:
     factor = max(101, round(config.load_factor * 100))
     check = config.check_ms
     servers = "\n".join(_servers(membership))
+    found = "last,libc,none"
     named = any(not _is_ip(urlsplit(member.address).hostname or "") for member in membership.members())
+    if named:
+        found += " resolvers names"
     return f"""\
 # HAProxy in front of RelayGR's instances. Printed by `relaygr haproxy`: print it again when the slots change.
 
@@ -121,7 +124,7 @@ backend instances
     option httpchk
     http-check send meth GET uri /readyz
     http-check expect status 200
-    default-server check inter {check}ms fastinter {max(1, check // 3)}ms fall 2 rise 1 init-addr last,libc,none{" resolvers names" if named else ""}
+    default-server check inter {check}ms fastinter {max(1, check // 3)}ms fall 2 rise 1 init-addr {found}
 {servers}
 """
 
