@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -67,3 +68,8 @@ def test_help_teaches() -> None:
 def test_the_command_is_there_before_torch_is() -> None:
     code = "import sys, relaygr.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_version_is_said() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"relaygr {metadata.version('relaygr')}\n")

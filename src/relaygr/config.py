@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from relaygr.errors import InvalidInput
+from relaygr.shown import shown
 
 __all__ = ["EngineConfig", "OnMiss", "Reuse", "Tables", "parse_bytes"]
 
@@ -21,7 +22,7 @@ def parse_bytes(field: str, text: str | int) -> int:
     """A number of bytes from "512MiB", "4 GiB", "0" or a plain integer; InvalidInput naming `field` otherwise."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
     if not match or match[2] not in _UNITS:
-        raise InvalidInput(field, f'is {text!r}; write a size such as "512MiB", "4GiB" or "0"')
+        raise InvalidInput(field, f'is {shown(text)}; write a size such as "512MiB", "4GiB" or "0"')
     return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -68,13 +69,13 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "bfloat16", "float16"):
-            raise InvalidInput("dtype", f"is {self.dtype!r}; choose from float32, bfloat16, float16")
+            raise InvalidInput("dtype", f"is {shown(self.dtype)}; choose from float32, bfloat16, float16")
         if self.on_miss not in ("full", "truncate"):
-            raise InvalidInput("on_miss", f"is {self.on_miss!r}; choose from full, truncate")
+            raise InvalidInput("on_miss", f"is {shown(self.on_miss)}; choose from full, truncate")
         if self.reuse not in ("none", "whole", "extend"):
-            raise InvalidInput("reuse", f"is {self.reuse!r}; choose from none, whole, extend")
+            raise InvalidInput("reuse", f"is {shown(self.reuse)}; choose from none, whole, extend")
         if self.tables not in ("auto", "device", "host"):
-            raise InvalidInput("tables", f"is {self.tables!r}; choose from auto, device, host")
+            raise InvalidInput("tables", f"is {shown(self.tables)}; choose from auto, device, host")
         for field in ("lease_s", "step_ms"):
             if not 0 < self._number(field, int | float) < math.inf:
                 raise InvalidInput(field, "must be positive and finite")
@@ -85,7 +86,7 @@ class EngineConfig:
             if self._number(field, int) < 1:
                 raise InvalidInput(field, "must be at least 1")
         if not isinstance(self.canary, bool):
-            raise InvalidInput("canary", f"must be true or false, not {self.canary!r}")
+            raise InvalidInput("canary", f"must be true or false, not {shown(self.canary)}")
         if self._number("accept_epochs", int) < 0:
             raise InvalidInput("accept_epochs", "must not be negative")
         if self.max_history is not None and self._number("max_history", int) < 1:
@@ -96,7 +97,7 @@ class EngineConfig:
     def _number(self, field: str, kind: Any) -> Any:
         value = getattr(self, field)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise InvalidInput(field, f"must be {'an integer' if kind is int else 'a number'}, not {value!r}")
+            raise InvalidInput(field, f"must be {'an integer' if kind is int else 'a number'}, not {shown(value)}")
         return value
 
     def device_bytes(self, free: Callable[[], int] | None = None) -> int:
@@ -109,9 +110,9 @@ class EngineConfig:
         except ValueError:
             share = 0.0
         if not 0 < share <= 1:
-            raise InvalidInput("device_cache", f'is {self.device_cache!r}; write "4GiB", or a share such as "80%"')
+            raise InvalidInput("device_cache", f'is {shown(self.device_cache)}; write "4GiB", or a share such as "80%"')
         if free is None:
-            raise InvalidInput("device_cache", f"is {self.device_cache!r}; this device needs a size")
+            raise InvalidInput("device_cache", f"is {shown(self.device_cache)}; this device needs a size")
         return int(share * free())
 
     @property

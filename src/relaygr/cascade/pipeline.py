@@ -32,6 +32,7 @@ from relaygr.errors import DeadlineExceeded, InvalidInput, RelayError, Unavailab
 from relaygr.history import History, HistoryStore, SteppedWindow, StoreCorrupt, StoreError
 from relaygr.history.history import index, integers
 from relaygr.relay import Shape
+from relaygr.shown import shown
 
 __all__ = [
     "Pipeline",
@@ -74,7 +75,7 @@ class PipelineConfig:
         for field in ("pipeline_ms", "ranking_ms", "signal_grace_ms", "store_share"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise InvalidInput(field, f"must be a number, not {value!r}")
+                raise InvalidInput(field, f"must be a number, not {shown(value)}")
             if not 0 <= value < math.inf:
                 raise InvalidInput(field, "must be finite and not negative")
         if self.ranking_ms >= self.pipeline_ms:

@@ -1,5 +1,8 @@
 """The `relaygr` command. Each command imports what it runs when it runs: `--help` does not wait for torch."""
 
+from importlib import metadata
+from typing import Annotated
+
 import typer
 
 from relaygr.cli.config import config
@@ -30,6 +33,16 @@ app.command()(train)
 app.command()(evaluate)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"relaygr {metadata.version('relaygr')}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is, and end.")
+    ] = False,
+) -> None:
     """RelayGR pre-infers the long part of a user's history while the earlier stages of the cascade run."""

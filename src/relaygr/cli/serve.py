@@ -60,7 +60,7 @@ def serve_all(
 ) -> None:
     """Run a gateway and its instances on this machine, in one command.
 
-    `POST /v1/recommend {"user": "user-7", "k": 10}` runs the whole cascade; `POST /v1/behaviours` appends what a user
+    `POST /v1/recommend {"user": "user-5", "k": 10}` runs the whole cascade; `POST /v1/behaviours` appends what a user
     did. The first call puts the default model, a small one trained on MovieLens, its films and users into the folder.
     Ctrl-C stops everything.
     """

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from relaygr.errors import InvalidInput
 from relaygr.relay import Membership
 from relaygr.serving.instance import MAX_BODY
+from relaygr.shown import shown
 
 __all__ = ["HaproxyConfig", "haproxy"]
 
@@ -41,9 +42,9 @@ class HaproxyConfig:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[^\s#\"'\\]*:\d{1,5}", self.bind):
-            raise InvalidInput("bind", f"is {self.bind!r}; write it as 127.0.0.1:8200")
+            raise InvalidInput("bind", f"is {shown(self.bind)}; write it as 127.0.0.1:8200")
         if self.socket is not None and not re.fullmatch(r"/[^\s#\"'\\]+", self.socket):
-            raise InvalidInput("socket", f"is {self.socket!r}; an absolute path without spaces and quotes is wanted")
+            raise InvalidInput("socket", f"is {shown(self.socket)}; write an absolute path without spaces and quotes")
         if not 0.001 <= self.lease_s < 86_400:
             raise InvalidInput("lease_s", "must be from a millisecond to a day")
         if not 1 <= self.load_factor <= 100:
@@ -134,11 +135,11 @@ def _servers(membership: Membership) -> Iterator[str]:
     taken: set[int] = set()
     for member in membership.members():
         if not re.fullmatch(r"[A-Za-z0-9_.:-]+", member.slot):
-            raise InvalidInput("slot", f"is {member.slot!r}; HAProxy takes letters, digits and _ . : -")
+            raise InvalidInput("slot", f"is {shown(member.slot)}; HAProxy takes letters, digits and _ . : -")
         parts = urlsplit(member.address)
         if parts.scheme != "http" or not parts.hostname or not parts.port:
             raise InvalidInput(
-                f"instances.{member.slot}", f'is {member.address!r}; write it as "http://127.0.0.1:8100"'
+                f"instances.{member.slot}", f'is {shown(member.address)}; write it as "http://127.0.0.1:8100"'
             )
         number = zlib.crc32(member.slot.encode()) % _LARGEST_ID + 1
         while number in taken:

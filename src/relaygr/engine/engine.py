@@ -19,6 +19,7 @@ from relaygr.engine.torch_executor import TorchExecutor
 from relaygr.engine.work import PreInfer, Rank
 from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailable
 from relaygr.history import History, KnownHistory
+from relaygr.shown import shown
 
 __all__ = ["Engine"]
 
@@ -309,7 +310,7 @@ class Engine:
         if deadline is None:
             return now + UNHURRIED_S
         if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not abs(deadline) < _END_OF_TIME:
-            raise InvalidInput("deadline", f"must be finite seconds on engine.clock, not {deadline!r}")
+            raise InvalidInput("deadline", f"must be finite seconds on engine.clock, not {shown(deadline)}")
         if deadline <= now:
             raise DeadlineExceeded(f"the deadline passed {(now - deadline) * 1e3:.1f} ms ago")
         return float(deadline)

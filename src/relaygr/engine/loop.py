@@ -30,6 +30,7 @@ from relaygr.engine.write_back import WriteBack
 from relaygr.errors import HistoryNeeded
 from relaygr.history import PAGE, KnownHistory
 from relaygr.model.batch import AppendRow, ScoreRow
+from relaygr.shown import shown
 
 __all__ = ["EngineLoop"]
 
@@ -120,7 +121,7 @@ class EngineLoop:
         option, joined = self._choose(call, call.deadline, call.deadline)
         exact = option.source is Source.RESIDENT or (joined is not None and joined.prefix.length == len(call.history))
         if isinstance(call.history, KnownHistory) and not exact:
-            call.future.set_exception(HistoryNeeded(f"the prefix of {call.user!r} is not cached"))
+            call.future.set_exception(HistoryNeeded(f"the prefix of {shown(call.user)} is not cached"))
             return
         if joined is not None and not exact:
             tokens = call.lineage.context_tokens + len(call.history)

@@ -24,6 +24,7 @@ from relaygr.engine.outcomes import Path, Ranked, Timings
 from relaygr.engine.work import Build, PreInfer, Rank
 from relaygr.errors import DeadlineExceeded, HistoryNeeded, Unavailable
 from relaygr.history import KnownHistory
+from relaygr.shown import shown
 
 __all__ = ["Choose", "Ranks", "resident"]
 
@@ -89,7 +90,7 @@ class Ranks:
     def expire(self, rank: Rank) -> None:
         """The rank's deadline is here."""
         if not rank.over:
-            rank.future.set_exception(DeadlineExceeded(f"the rank of {rank.user!r} was not done by its deadline"))
+            rank.future.set_exception(DeadlineExceeded(f"the rank of {shown(rank.user)} was not done by its deadline"))
             self.ready.pop(rank, None)
 
     def cut(self, rank: Rank) -> None:
@@ -127,7 +128,7 @@ class Ranks:
         option, joined = self._choose(rank, rank.due, needed)
         exact = option.source is Source.RESIDENT or (joined is not None and joined.prefix.length == len(rank.history))
         if isinstance(rank.history, KnownHistory) and not exact:
-            rank.future.set_exception(HistoryNeeded(f"the prefix of {rank.user!r} is not cached"))
+            rank.future.set_exception(HistoryNeeded(f"the prefix of {shown(rank.user)} is not cached"))
         elif self._on_miss == "truncate" and option.ready > needed:
             self._truncate(rank)
         elif option.source is Source.RESIDENT:
@@ -200,7 +201,7 @@ class Ranks:
         """Rank on the newest behaviours that fit into the time left."""
         self._let_go(rank)
         if isinstance(rank.history, KnownHistory):
-            rank.future.set_exception(HistoryNeeded(f"the prefix of {rank.user!r} is late"))
+            rank.future.set_exception(HistoryNeeded(f"the prefix of {shown(rank.user)} is late"))
             return
         left = SAFETY * (rank.deadline - self._clock.now()) / self._cost.margin
         left -= self._wait_s(rank.due) + self._cost.step_s

@@ -10,6 +10,7 @@ from relaygr.engine.outcomes import Decision, Path
 from relaygr.errors import InvalidInput
 from relaygr.relay.checks import integer, number
 from relaygr.relay.margin import Margin
+from relaygr.shown import shown
 
 __all__ = ["Forecast", "Shape", "SlotReport", "Trigger", "TriggerConfig", "TriggerMode", "Verdict"]
 
@@ -52,7 +53,7 @@ class TriggerConfig:
 
     def __post_init__(self) -> None:
         if self.mode not in list(TriggerMode):
-            raise InvalidInput("mode", f"is {self.mode!r}; choose from {', '.join(TriggerMode)}")
+            raise InvalidInput("mode", f"is {shown(self.mode)}; choose from {', '.join(TriggerMode)}")
         for field in ("ranking_budget_ms", "wait_ttl_s", "prior_weight"):
             if number(field, getattr(self, field)) <= 0:
                 raise InvalidInput(field, "must be positive")

@@ -20,6 +20,7 @@ from relaygr.serving import link
 from relaygr.serving.client import HttpClient
 from relaygr.serving.http import App, Receive, Reply, Request, Scope, Send
 from relaygr.serving.wire import Encoding, ErrorReply, decode, encode
+from relaygr.shown import shown
 
 __all__ = ["AdminApp", "AdminSettings", "Beside", "evict_at_instance", "evict_everywhere", "swap_at_instance"]
 
@@ -185,7 +186,7 @@ def evict_everywhere(
                 prefixes |= answer.prefixes
         forget(user)  # whoever was read between is forgotten, too
         if failed:
-            raise Unavailable(f"the store has forgotten {user!r}, but not: {', '.join(failed)}; evict again")
+            raise Unavailable(f"the store has forgotten {shown(user)}, but not: {', '.join(failed)}; evict again")
         return EvictReply(stored=stored, prefixes=prefixes)
 
     return evict

@@ -20,6 +20,7 @@ from relaygr.history.store import StoreError
 from relaygr.serving import metrics
 from relaygr.serving.metrics import Histogram, Histograms, Metrics
 from relaygr.serving.wire import Encoding, ErrorReply, encode, encoding_of
+from relaygr.shown import shown
 
 __all__ = ["App", "Conflict", "Reply", "Request", "TooLarge", "error_reply", "read_request", "send_reply"]
 
@@ -63,9 +64,9 @@ class Request(NamedTuple):
         try:
             value = float(text)
         except ValueError as error:
-            raise InvalidInput("x-relaygr-deadline-ms", f"is {text!r}, not a number of milliseconds") from error
+            raise InvalidInput("x-relaygr-deadline-ms", f"is {shown(text)}, not a number of milliseconds") from error
         if not 0.0 <= value < 1e9:
-            raise InvalidInput("x-relaygr-deadline-ms", f"is {text!r}; remaining milliseconds are wanted")
+            raise InvalidInput("x-relaygr-deadline-ms", f"is {shown(text)}; remaining milliseconds are wanted")
         return value
 
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from relaygr.config import EngineConfig, OnMiss
 from relaygr.errors import InvalidInput
 from relaygr.relay import RouterConfig, TriggerConfig, TriggerMode
+from relaygr.shown import shown
 
 __all__ = ["Mode", "RelaySettings"]
 
@@ -69,4 +70,4 @@ class RelaySettings:
 
     def __post_init__(self) -> None:
         if self.mode not in list(Mode):
-            raise InvalidInput("mode", f"is {self.mode!r}; choose from {', '.join(Mode)}")
+            raise InvalidInput("mode", f"is {shown(self.mode)}; choose from {', '.join(Mode)}")

@@ -83,7 +83,7 @@ ERRORS: Final[dict[int, Json]] = {
     413: {"error": "TooLarge", "message": "the body has 20000000 bytes, 16777216 are read", "field": None},
     415: {
         "error": "InvalidInput",
-        "message": "content-type: is 'text/plain'; send application/json or application/msgpack",
+        "message": 'content-type: is "text/plain"; send application/json or application/msgpack',
         "field": "content-type",
     },
     429: {"error": "Overloaded", "message": "4096 ranks are under way, max_ranks allows no more", "field": None},

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from relaygr.errors import InvalidInput
+from relaygr.shown import shown
 
 __all__ = ["DataPath", "RaySettings"]
 
@@ -57,7 +58,7 @@ class RaySettings:
         if self.gateways < 0:
             raise InvalidInput("gateways", "must not be negative")
         if self.data_path not in list(DataPath):
-            raise InvalidInput("data_path", f"is {self.data_path!r}; there are {', '.join(DataPath)}")
+            raise InvalidInput("data_path", f"is {shown(self.data_path)}; there are {', '.join(DataPath)}")
         for name in ("instance_cpus", "instance_gpus", "gateway_cpus", "upscale_delay_s", "downscale_delay_s"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:

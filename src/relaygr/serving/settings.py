@@ -28,6 +28,7 @@ from relaygr.relay import MembershipConfig, RouterConfig, TriggerConfig
 from relaygr.serving.admin import AdminSettings
 from relaygr.serving.modes import RelaySettings
 from relaygr.serving.ray_settings import RaySettings
+from relaygr.shown import shown
 
 __all__ = ["DataSettings", "GatewaySettings", "InstanceSettings", "Overrides", "Settings", "read", "render"]
 
@@ -131,14 +132,14 @@ class GatewaySettings:
             if getattr(self, name) < 0:
                 raise InvalidInput(name, "must not be negative")
         if self.retrieval_url is not None and urlsplit(self.retrieval_url).scheme not in ("http", "https"):
-            raise InvalidInput("retrieval_url", f"is {self.retrieval_url!r}; it begins with http:// or https://")
+            raise InvalidInput("retrieval_url", f"is {shown(self.retrieval_url)}; it begins with http:// or https://")
         if not 0 <= self.retrieval_at_least_ms < math.inf:
             raise InvalidInput("retrieval_at_least_ms", "must be finite and not negative")
         for slot, address in self.instances.items():
             if not slot:
                 raise InvalidInput("instances", "has a slot without a name")
             if not _is_address(address):
-                raise InvalidInput(f"instances.{slot}", f'is {address!r}; write it as "http://127.0.0.1:8100"')
+                raise InvalidInput(f"instances.{slot}", f'is {shown(address)}; write it as "http://127.0.0.1:8100"')
 
 
 @dataclass(frozen=True)
@@ -308,7 +309,7 @@ def _text(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput("settings", f"cannot be written: {value!r} is not Unicode") from error
+        raise InvalidInput("settings", f"cannot be written: {shown(value)} is not Unicode") from error
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -16,6 +16,7 @@ from relaygr.engine import EngineCounts, EngineStatus
 from relaygr.errors import InvalidInput
 from relaygr.history import History, KnownHistory
 from relaygr.model import Candidates
+from relaygr.shown import shown
 
 __all__ = [
     "Alive",
@@ -320,7 +321,7 @@ def encoding_of(content_type: str | None) -> Encoding:
         return Encoding.MSGPACK
     if name == "application/json":
         return Encoding.JSON
-    raise InvalidInput("content-type", f"is {name!r}; send application/json or application/msgpack")
+    raise InvalidInput("content-type", f"is {shown(name)}; send application/json or application/msgpack")
 
 
 def encode(encoding: Encoding, value: msgspec.Struct) -> bytes:
