@@ -183,6 +183,37 @@ def test_the_least_recently_used_goes_first() -> None:
     assert tier.evictions == 2
 
 
+def test_where_worth_is_known_what_is_worth_the_least_goes_first() -> None:
+    tier, worth = Tier(6), {"a": 3.0, "b": 1.0, "c": 2.0}
+    tier.worth = lambda prefix: worth.get(prefix.user)
+    for user in "abc":
+        fill(tier, user, 2)
+    fill(tier, "d", 4)
+    assert [one.user for one in tier] == ["a", "d"]
+
+
+def test_of_many_some_are_looked_at_and_the_best_stay() -> None:
+    tier = Tier(200)
+    tier.worth = lambda prefix: float(prefix.user)
+    for user in range(200):
+        fill(tier, str(user), 1)
+    for user in range(200, 300):
+        fill(tier, str(user), 1)
+    stayed = [int(one.user) for one in tier]
+    assert min(stayed) > 50
+    assert sum(user < 100 for user in stayed) < 20
+
+
+def test_what_is_needed_stays_however_little_it_is_worth() -> None:
+    tier = Tier(4)
+    tier.worth = lambda prefix: {"a": 0.0}.get(prefix.user, 1.0)
+    lease = Lease(tier.pool, "a", fill(tier, "a", 2).pages, 1.0)
+    fill(tier, "b", 2)
+    fill(tier, "c", 2)
+    assert [one.user for one in tier] == ["a", "c"]
+    lease.release()
+
+
 def test_nothing_is_evicted_while_pages_are_free() -> None:
     tier = Tier(6)
     for user in "abc":

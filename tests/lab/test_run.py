@@ -1,6 +1,7 @@
 """A trace replayed on a simulated engine: open loop, the same each time, and each mode does what its name says."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,23 @@ def test_a_cache_serves_those_who_return() -> None:
     found = run(Mode.CACHE, trace(reuse=0.8), Budgets(100.0))
     assert found.reused == pytest.approx(0.8, abs=0.1)
     assert found.pre_infer_share == 0.0
+
+
+def refreshed(*, quick_past: bool) -> Run:
+    """A feed that some 200 users refresh every 2 to 6 s, where 128 of them fit."""
+    requests = Workload(50, 4, "reuse", reuse=0.95, gap_s=4.0, lengths="2000", candidates=64, past_s=30, new=0).trace()
+    config = replace(CONFIG, host_cache="0")
+    tuning = Tuning.of(BUDGETS, Mode.RELAY)
+    return simulate(COSTS, PAGE_BYTES, config, requests, Mode.RELAY, BUDGETS, tuning, quick_past=quick_past)
+
+
+def test_where_more_users_refresh_than_memory_holds_many_are_still_found() -> None:
+    """Keeping the latest would keep those who have just been here: next to nobody would be found."""
+    assert refreshed(quick_past=False).reused > 0.45
+
+
+def test_a_past_made_quickly_leaves_about_what_one_lived_through_does() -> None:
+    assert refreshed(quick_past=True).reused == pytest.approx(refreshed(quick_past=False).reused, abs=0.1)
 
 
 def test_the_relay_ranks_newcomers_within_a_budget_that_full_inference_misses() -> None:

@@ -4,6 +4,7 @@ from relaygr.cache.expander import Option, Source, choose
 from relaygr.cache.lease import Lease
 from relaygr.cache.pages import PagePool, Pages
 from relaygr.cache.prefix import Identity, Lineage, Prefix
+from relaygr.cache.return_times import ReturnTimes
 from relaygr.cache.tier import Tier
 from relaygr.cache.write_back import ReturnRate, WriteBackQueue
 
@@ -16,6 +17,7 @@ __all__ = [
     "Pages",
     "Prefix",
     "ReturnRate",
+    "ReturnTimes",
     "Source",
     "Tier",
     "WriteBackQueue",

@@ -1,7 +1,9 @@
 """One tier: a pool of pages and the newest prefix of each user in it."""
 
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from relaygr.cache.pages import PagePool, Pages
 from relaygr.cache.prefix import Prefix
@@ -9,10 +11,22 @@ from relaygr.cache.prefix import Prefix
 __all__ = ["Tier"]
 
 
+Worth = Callable[[Prefix], float | None]
+"""What keeping a prefix is worth, for each of its pages; None while that is not known."""
+
+_LOOKED_AT: Final = 32
+
+
 class Tier:
-    """Prefixes by user, least recently used first; those that nobody needs are evicted when pages are."""
+    """Prefixes by user, least recently used first; those that nobody needs are evicted when pages are.
+
+    Where `worth` is known, the prefix that is worth the least goes first: of all, or of some drawn by lot where there
+    are many.
+    """
 
     def __init__(self, pages: int) -> None:
+        self.worth: Worth = lambda prefix: None
+        self._lot = random.Random(0)
         self.pool = PagePool(pages)
         self.evictions = 0
         self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
@@ -69,8 +83,10 @@ class Tier:
         """Evict until `count` pages are free: first prefixes that nobody needs any page of, then any that free one."""
         for whole in (True, False):
             missing = count - self.pool.free
+            if missing <= 0:
+                return
             victims = []
-            for prefix in self._prefixes.values():
+            for prefix in self._in_line():
                 if missing <= 0:
                     break
                 unpinned = self.pool.unpinned(prefix.pages)
@@ -80,3 +96,14 @@ class Tier:
             for user in victims:
                 self.drop(user)
             self.evictions += len(victims)
+
+    def _in_line(self) -> Iterator[Prefix]:
+        """All prefixes, in the order they are to go."""
+        prefixes = list(self._prefixes.values())
+        looked = prefixes if len(prefixes) <= _LOOKED_AT else self._lot.sample(prefixes, _LOOKED_AT)
+        worths = [(self.worth(prefix), prefix) for prefix in looked]
+        known = [(worth, prefix) for worth, prefix in worths if worth is not None]
+        known.sort(key=lambda pair: pair[0])
+        first = {id(prefix) for _, prefix in known}
+        yield from (prefix for _, prefix in known)
+        yield from (prefix for prefix in prefixes if id(prefix) not in first)

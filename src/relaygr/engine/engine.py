@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -233,6 +234,13 @@ class Engine:
         loop = self._open_loop()
         self._check_user(user)
         return loop.evict(user)
+
+    def learn_visits(self, visits: Iterable[tuple[str, float]]) -> None:
+        """Take these for all that is known of users' visits, each with its time on `engine.clock`, in order.
+
+        What is kept for whom follows from that. For an engine that takes over from another.
+        """
+        self._open_loop().learn_visits(visits)
 
     def status(self) -> EngineStatus:
         """What the engine holds and has done. Raises Unavailable when it is not open."""

@@ -8,11 +8,12 @@ import asyncio
 import itertools
 import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 
-from relaygr.cache import Lineage, Option, Prefix, ReturnRate, Source, Tier, WriteBackQueue
+from relaygr.cache import Lineage, Option, Prefix, ReturnRate, ReturnTimes, Source, Tier, WriteBackQueue
 from relaygr.clock import Clock
 from relaygr.config import EngineConfig
 from relaygr.engine.admission import Admission, Backlog, Demand
@@ -39,6 +40,10 @@ _OUTCOMES: Final = {
     Path.EXTENDED: PreInferOutcome.EXTENDED,
     Path.RELOADED: PreInferOutcome.RELOADED,
 }
+
+
+_TWICE: Final = 0.1
+"""What a prefix is worth in one tier when the other has it, too."""
 
 
 class EngineLoop:
@@ -78,6 +83,9 @@ class EngineLoop:
         self._admission = Admission(tier.pool.total, reserve_pages, leased, config.pre_infer_share)
         self._backlog = Backlog(config.pre_infer_share)
         self._returns = ReturnRate()
+        self._return_times = ReturnTimes()
+        tier.worth = lambda prefix: self._worth(prefix, host)
+        host.worth = lambda prefix: self._worth(prefix, tier)
         self._executor = executor
         self._clock = clock
         self._orders = orders
@@ -99,9 +107,19 @@ class EngineLoop:
 
     def rank(self, rank: Rank) -> None:
         """Take a rank; `leave` must follow."""
-        self._returns.visit(rank.user)
+        self._visit(rank.user, rank.arrived)
         self.ranks.take(rank)
         self._turn_soon()
+
+    def learn_visits(self, visits: Iterable[tuple[str, float]]) -> None:
+        """Forget what is known of visits, and learn these."""
+        self._returns, self._return_times = ReturnRate(), ReturnTimes()
+        for user, at in visits:
+            self._visit(user, at)
+
+    def _visit(self, user: str, at: float) -> None:
+        self._returns.visit(user)
+        self._return_times.visit(user, at)
 
     def leave(self, rank: Rank) -> None:
         """The rank has ended for its caller, and with it the lease that was kept for it."""
@@ -185,6 +203,7 @@ class EngineLoop:
         Ranks under way still answer. Returns how many prefixes were dropped.
         """
         self._returns.forget(user)
+        self._return_times.forget(user)
         self.write_back.forget(user)
         self.ranks.forget(user)
         for build in self.builds.of(user):
@@ -358,6 +377,16 @@ class EngineLoop:
         if self.host.pool.total:
             saved = self.cost.append_s(new.tokens, 0) - self.cost.copy_s(0)
             self.write_back.queue.offer(new, return_rate=self._returns.expected(new.user), saves_s=saved)
+
+    def _worth(self, prefix: Prefix, other: Tier) -> float | None:
+        """Device time that keeping a page of this prefix saves, for each second; little where the other tier has it."""
+        rate = self._return_times.rate(prefix.user, self._clock.now())
+        if rate is None:
+            return None
+        twin = other.find(prefix.user)
+        there = twin is not None and twin.lineage == prefix.lineage and twin.length >= prefix.length
+        saved = rate * self.cost.append_s(prefix.tokens, 0) / max(len(prefix.pages), 1)
+        return _TWICE * saved if there else saved
 
     def _claim_ended(self, build: Build | None) -> None:
         if build is not None:

@@ -5,7 +5,7 @@ and expander are those that servers run; only the network is missing.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relaygr.cache import Source
-from relaygr.engine import Decision, Engine, Path, Ranked
+from relaygr.engine import Decision, Engine, Path, PreInferOutcome, Ranked
 from relaygr.errors import DeadlineExceeded, Overloaded, Unavailable
 from relaygr.history import PAGE, History
 from relaygr.lab.estimates import percentile
@@ -31,6 +31,7 @@ _WARM_S: Final = 1.0
 """Of the past, what is sent at its times even where the rest is not."""
 _AT_ONCE: Final = 4
 _MOMENT_S: Final = 0.25
+_REFUSED: Final = (PreInferOutcome.NO_MEMORY, PreInferOutcome.NO_CAPACITY)
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ async def replay(
         if mode.keeps:
             await _leave(engine, trace, first, histories)
     start = engine.clock.now() - (float(trace.at[first]) if first < len(trace) else 0.0)
+    if first and mode.keeps:
+        engine.learn_visits(_visits(trace, first, start))
     watching = asyncio.create_task(driver.watch(start))
     tasks = set()
     for index in range(first, len(trace)):
@@ -98,13 +101,22 @@ async def _leave(engine: Engine, trace: Trace, end: int, histories: Histories) -
             break
         kept.append(index)
     queue = iter(reversed(kept))
+    engine.learn_visits(_visits(trace, end, engine.clock.now()))
 
     async def worker() -> None:
         for index in queue:
-            user, items = int(trace.user[index]), histories.candidates(index, 1)
-            await engine.rank(f"u{user}", histories.of(user, int(trace.length[index])), items)
+            user = int(trace.user[index])
+            history = histories.of(user, int(trace.length[index]))
+            while await engine.pre_infer(f"u{user}", history) in _REFUSED:  # noqa: ASYNC110  (leases end by the clock)
+                await asyncio.sleep(5e-3)
 
     await asyncio.gather(*(worker() for _ in range(_AT_ONCE)))
+
+
+def _visits(trace: Trace, end: int, start: float) -> Iterator[tuple[str, float]]:
+    """The first `end` requests, as visits on a clock."""
+    for index in range(end):
+        yield f"u{trace.user[index]}", start + float(trace.at[index])
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,16 @@ class Tuning:
         as long as the budget.
         """
         ranking_ms = budgets.ranking_ms
+        step_ms = min(max(ranking_ms / 10, 10 * step_s * 1e3), ranking_ms / 4)
         if mode.trigger(TriggerConfig()).mode is TriggerMode.NEVER:
-            return Tuning(ranking_ms, ranking_ms / 5)
-        return Tuning(min(max(ranking_ms / 10, 10 * step_s * 1e3), ranking_ms / 4), ranking_ms / 5)
+            step_ms = ranking_ms
+        return Tuning(step_ms, ranking_ms / 5, lease_s=2 * budgets.pipeline_ms / 1e3)
+
+    lease_s: float = 2.0
+    """How long a prefix is kept for a rank that does not come."""
 
     def engine(self, config: EngineConfig) -> EngineConfig:
-        return replace(config, step_ms=self.step_ms, pre_infer_share=self.pre_infer_share)
+        return replace(config, step_ms=self.step_ms, pre_infer_share=self.pre_infer_share, lease_s=self.lease_s)
 
     def trigger(self, budgets: Budgets) -> TriggerConfig:
         return TriggerConfig(ranking_budget_ms=budgets.ranking_ms, target_ms=self.target_ms)

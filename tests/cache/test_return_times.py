@@ -1,0 +1,89 @@
+"""What is kept for whom follows from when users have come back, and from nothing else."""
+
+import random
+
+import pytest
+
+from relaygr.cache.return_times import ReturnTimes
+
+
+def sessions(times: ReturnTimes, *, users: int, visits: int, gap: tuple[float, float], seed: int = 0) -> float:
+    """Users who come so often, their gaps drawn evenly; returns when the last visit was."""
+    draw = random.Random(seed)
+    events = []
+    for user in range(users):
+        at = draw.uniform(0, 60)
+        for _ in range(visits):
+            events.append((at, f"u{user}"))
+            at += draw.uniform(*gap)
+    for at, name in sorted(events):
+        times.visit(name, at)
+    return max(events)[0]
+
+
+def rates(times: ReturnTimes, end: float, ages: list[float]) -> list[float]:
+    """Of users who were here so long ago."""
+    found = []
+    for age in ages:
+        times.visit(f"aged {age}", end)
+        rate = times.rate(f"aged {age}", end + age)
+        assert rate is not None
+        found.append(rate)
+    return found
+
+
+def test_nothing_is_concluded_from_nothing() -> None:
+    times = ReturnTimes()
+    assert times.rate("u", 1.0) is None
+    times.visit("u", 1.0)
+    assert times.rate("u", 5.0) is None
+
+
+def test_who_is_due_is_worth_more_than_who_was_just_here_and_who_is_overdue_nothing() -> None:
+    times = ReturnTimes()
+    end = sessions(times, users=200, visits=8, gap=(2.0, 10.0))
+    now, due, gone = rates(times, end, [0.1, 6.0, 60.0])
+    assert due > 1.3 * now > 0
+    assert gone == pytest.approx(0.0, abs=1e-3)
+
+
+def test_where_returns_are_soon_or_never_the_newest_are_worth_the_most() -> None:
+    times, draw, at = ReturnTimes(), random.Random(1), 0.0
+    for user in range(600):
+        at += 0.2
+        times.visit(f"u{user}", at)
+        if draw.random() < 0.5:
+            at += draw.uniform(0.0, 0.3)
+            times.visit(f"u{user}", at)
+    now, later, latest = rates(times, at, [0.05, 5.0, 50.0])
+    assert now > later >= latest
+
+
+def test_a_rate_is_about_one_return_for_each_gap() -> None:
+    times = ReturnTimes()
+    end = sessions(times, users=300, visits=30, gap=(4.0, 6.0))
+    assert rates(times, end, [0.0])[0] == pytest.approx(1 / 5.0, rel=0.15)
+
+
+def test_much_traffic_is_learned_from_a_part_of_its_users() -> None:
+    few, many = ReturnTimes(), ReturnTimes()
+    ends = [sessions(few, users=100, visits=8, gap=(2.0, 10.0)), sessions(many, users=4000, visits=8, gap=(2.0, 10.0))]
+    one, other = (rates(times, end, [0.1, 6.0]) for times, end in zip((few, many), ends, strict=True))
+    assert other == pytest.approx(one, rel=0.3)
+
+
+def test_a_forgotten_user_is_one_who_was_never_here() -> None:
+    times = ReturnTimes()
+    end = sessions(times, users=100, visits=8, gap=(2.0, 10.0))
+    times.visit("u", end)
+    times.forget("u")
+    assert times.rate("u", end + 5.0) == 0.0
+
+
+def test_memory_of_users_is_bounded() -> None:
+    times = ReturnTimes(remembered=10)
+    end = sessions(times, users=100, visits=8, gap=(2.0, 10.0))
+    for user in range(20):
+        times.visit(f"new {user}", end)
+    assert times.rate("new 0", end + 6.0) == 0.0
+    assert times.rate("new 19", end + 6.0) != 0.0
