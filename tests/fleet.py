@@ -8,7 +8,7 @@ Import it in any test as `fleet`.
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -141,6 +141,7 @@ async def fleet(
     retrieval_s: float = 0.1,
     pages: int = 2000,
     router: RouterConfig | None = None,
+    wall_time: Callable[[], float] = lambda: 1.8e9,
     **config: Any,
 ) -> AsyncIterator[Fleet]:
     """Instances of `pages` device pages each, without host memory, behind a pipeline of `BUDGETS`; a step takes a tenth
@@ -179,7 +180,7 @@ async def fleet(
             BUDGETS,
             clock=clock,
             offload=inline,
-            wall_time=lambda: 1.8e9,
+            wall_time=wall_time,
         )
         await stack.enter_async_context(pipeline)
         yield Fleet(engines, placed, trigger, store, pipeline)

@@ -133,3 +133,27 @@ def test_a_request_that_arrived_may_take_long_to_answer() -> None:
         assert [part[:12] for part in wire.written] == [b"HTTP/1.1 200"]
 
     run_virtual(main())
+
+
+def test_a_request_without_memory_for_it_gets_503_and_one_that_is_none_400(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        connection, wire = connected()
+        connection.data_received(b"\x16\x03\x01\x02 not HTTP\r\n\r\n")
+        await asyncio.sleep(0.1)
+        assert wire.written[-1].startswith(b"HTTP/1.1 400 ")
+        connection.connection_lost(None)
+
+        def on_header(self: Any, name: bytes, value: bytes) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(Connection, "on_header", on_header)
+        connection, wire = connected()
+        connection.data_received(WHOLE)
+        await asyncio.sleep(0.1)
+        assert wire.written[-1].startswith(b"HTTP/1.1 503 ")
+        assert wire.is_closing()
+        connection.connection_lost(None)
+
+    run_virtual(main())

@@ -1,6 +1,7 @@
 """An LMDB environment that survives forks, growing maps, and readers that died."""
 
 import contextlib
+import errno
 import os
 import threading
 import weakref
@@ -24,6 +25,7 @@ OPEN_S: Final = 10.0
 INFO: Final = "info"
 """The database that every environment has, for the layout's name and whatever else there is one of."""
 
+_NO_ROOM: Final = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _DAMAGED: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
 
 
@@ -175,8 +177,8 @@ class Environment:
         if isinstance(error, lmdb.MapFullError):
             size = self._env.info()["map_size"] if self._env else self._map_size
             return StoreFull(f"{self.path} has filled its map of {size} bytes: reopen it with a larger map_size")
-        if isinstance(error, lmdb.DiskError):
-            return StoreFull(f"the disk under {self.path} is full")
+        if isinstance(error, lmdb.DiskError) or any(words in str(error) for words in _NO_ROOM):
+            return StoreFull(f"the disk under {self.path} is full, or this process may not write more to it")
         if isinstance(error, lmdb.TxnFullError):
             return StoreFull(f"too much for one transaction on {self.path}: write fewer users at a time")
         if isinstance(error, lmdb.ReadersFullError):

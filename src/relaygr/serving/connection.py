@@ -1,6 +1,7 @@
 """One connection of a server: uvicorn's, but a reply leaves in one write, and a request must arrive in time."""
 
 import asyncio
+import sys
 from typing import Any, Final, cast
 
 import msgspec
@@ -38,6 +39,16 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         self._partial = False
 
+    def send_400_response(self, msg: str) -> None:
+        """Called where a request could not be read; not its sender's fault where there was no memory for it."""
+        error = sys.exc_info()[1]
+        while error is not None and not isinstance(error, MemoryError):
+            error = error.__cause__ or error.__context__
+        if error is None:
+            super().send_400_response(msg)
+        else:
+            self._refuse(503, "Service Unavailable", "Unavailable", "this process has no memory for the request now")
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if not self._partial and not self._answered:
@@ -56,14 +67,16 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _late(self) -> None:
+        self._refuse(408, "Request Timeout", "InvalidInput", f"the request did not arrive within {self.arrive_s:g} s")
+
+    def _refuse(self, status: int, name: str, error: str, message: str) -> None:
+        """Close the connection; with an answer where none was begun."""
         if self.transport.is_closing():
             return
         if self._answered or not self.cycle.response_started:
-            body = msgspec.json.encode(
-                ErrorReply(error="InvalidInput", message=f"the request did not arrive within {self.arrive_s:g} s")
-            )
-            head = f"HTTP/1.1 408 Request Timeout\r\ncontent-type: {Encoding.JSON.value}\r\n"
-            head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            body = msgspec.json.encode(ErrorReply(error=error, message=message))
+            head = f"HTTP/1.1 {status} {name}\r\ncontent-type: {Encoding.JSON.value}\r\n"
+            head += f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)
         self.transport.close()
 

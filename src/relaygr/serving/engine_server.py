@@ -24,7 +24,7 @@ import uvloop
 from relaygr.config import EngineConfig
 from relaygr.engine import Engine, Ranked
 from relaygr.engine.simulated import SimulatedExecutor, SimulatedModel
-from relaygr.errors import RelayError
+from relaygr.errors import RelayError, Unavailable
 from relaygr.model import Candidates, checkpoint
 from relaygr.serving import link
 from relaygr.serving.engine_process import READY, SIMULATED, EngineSettings
@@ -160,6 +160,8 @@ def told(ranked: Any, pulse: Pulse) -> Any:
 def _failure(number: int, error: BaseException) -> link.Answer:
     if isinstance(error, RelayError):
         return link.error_answer(number, error)
+    if isinstance(error, MemoryError):
+        return link.error_answer(number, Unavailable("the engine process has no memory for the call now"))
     _log.error("a call failed unexpectedly", exc_info=error)
     return link.error_answer(number, RelayError("something failed here that should not; the log says what"))
 

@@ -190,6 +190,8 @@ class App(ABC):
             return error_reply(error, encoding)
         except Disconnected:
             raise
+        except MemoryError:
+            return error_reply(Unavailable("this process has no memory for the request now"), encoding)
         except Exception:
             _log.exception("%s %s failed unexpectedly", scope["method"], scope["path"])
             return error_reply(RelayError("something failed here that should not; the log says what"), encoding)
