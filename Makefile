@@ -33,9 +33,11 @@ lint: $(INSTALLED) ## Check style and formatting.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-check: $(INSTALLED) $(TRITON) ## Check types (strict) and that each folder imports only from those below it.
+check: $(INSTALLED) $(TRITON) ## Check types (strict), that each folder imports only from those below it, and dependencies.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(PIP) check
+	$(BIN)/python scripts/audit.py constraints.txt
 
 bench: $(INSTALLED) ## Run the benchmarks on the CPU, one after the other; BENCHES=... picks some.
 	@set -e; for bench in $(BENCHES); do echo "== $$bench"; $(BIN)/python $$bench $(ARGS); done
