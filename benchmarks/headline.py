@@ -71,7 +71,7 @@ class Row:
             retrieval_ms=left * STAGES[0], pre_processing_ms=left * STAGES[1],
         )  # fmt: skip
         if self.traffic == "refresh":
-            return replace(base, profile="refresh", past_s=30.0)
+            return replace(base, profile="refresh", past_s=16.0)
         if self.traffic == "warm":
             gap_s = 2.0 if self.kind == "length" else 5.0
             return replace(base, reuse=0.999, gap_s=gap_s, past_s=3 * gap_s)
@@ -195,7 +195,7 @@ def guess(row: Row, group: Group, device: Device, mode: Mode, n: int, highest: f
     def holds(value: float) -> bool:
         return bool(device.simulate(probe_at(row, group, device, mode, value, n))["within budgets"])
 
-    return bracket(holds, begin, highest=highest)
+    return bracket(holds, begin, highest=highest, tries=6)
 
 
 class Headline:
