@@ -27,22 +27,17 @@ from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
 from relaygr.engine.step import Executor, Model
 from relaygr.lab.bench import Bench
+from relaygr.lab.limits import Found, Limits, OutOfTime, guess_length, guess_rate
 from relaygr.lab.outcome import Budgets
 from relaygr.lab.probe import Device, Probe, ProbeFile
-from relaygr.lab.search import bracket, climb, interleave
+from relaygr.lab.shapes import SHAPES, shaped
 from relaygr.lab.tuning import Tuning
 from relaygr.lab.workload import Workload
-from relaygr.model import build_model
 from relaygr.serving.modes import Mode
 
 SEARCHED = (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)
 OTHERS = (Mode.TRUNCATE, Mode.RELAY, Mode.RELAY_HOST, Mode.ALWAYS_TRIGGER, Mode.NEVER_TRIGGER)
-ITEMS = 100_000
-SHAPES: dict[str, dict[str, Any]] = {
-    "d512": {"layers": 8, "dim": 512, "heads": 4},
-    "dlrmv3": {"layers": 5, "dim": 512, "heads": 4},
-    "d64": {"layers": 2, "dim": 64, "heads": 2},
-}
+TRIES = {Mode.FULL: 4, Mode.CACHE: 4, Mode.RELAY_HOST_EXTEND: 6}
 STAGES = 0.6, 0.2
 """Retrieval and pre-processing take these shares of what the pipeline leaves to them, in the middle."""
 STAGE_SPREAD = 1.25
@@ -136,13 +131,17 @@ class Plan:
     n: dict[str, int]
     guesses: dict[str, dict[str, float]]
     """By row and mode: where to begin."""
-    unloaded: dict[str, tuple[int, float]]
-    """By row: some length, and milliseconds of a rank in full there, by itself."""
+    unloaded: dict[str, tuple[int, float, float]]
+    """By row: some length, and milliseconds of a rank in full there alone: in one piece, and in the relay's steps."""
 
-    def measured(self, row: "Row", candidates: int) -> Device:
+    def measured(self, row: Row, candidates: int, mode: Mode = Mode.FULL) -> Device:
         """The device, with costs put right by what a rank took."""
-        n, taken = self.unloaded[row.name]
-        return self.device.slower(taken / 1e3 / self.device.full_s(n, candidates))
+        n, whole, stepped = self.unloaded[row.name]
+        predicted = self.device.full_s(n, candidates)
+        if mode is not Mode.RELAY_HOST_EXTEND:
+            return self.device.slower(whole / 1e3 / predicted)
+        steps = predicted // (tuning_of(row, mode, self.device).step_ms / 1e3)
+        return self.device.slower(stepped / 1e3 / (predicted + steps * self.device.costs.step))
 
     def save(self) -> None:
         told = asdict(self)
@@ -154,7 +153,7 @@ class Plan:
         told = json.loads(path.read_text())
         device = told["device"]
         known = Device(SimulatedCosts(**device["costs"]), device["page_bytes"], EngineConfig(**device["config"]))
-        unloaded = {row: (int(n), float(taken)) for row, (n, taken) in told["unloaded"].items()}
+        unloaded = {row: (int(n), float(whole), float(steps)) for row, (n, whole, steps) in told["unloaded"].items()}
         return Plan(path, known, told["n"], told["guesses"], unloaded)
 
 
@@ -165,37 +164,31 @@ def simulated(group: Group) -> SimulatedExecutor:
     return SimulatedExecutor(costs, page_bytes=layers * dim * 512, depth=2, remember=False, contents=False)
 
 
-class OutOfTime(Exception):
-    """No time is left for one more probe."""
-
-
-def even_rate(device: Device, n: int, candidates: int) -> float:
-    """Of a search for length: the device is about half busy in full."""
-    return float(f"{min(20.0, 0.5 / device.full_s(n, candidates)):.2g}")
+def tuning_of(row: Row, mode: Mode, device: Device) -> Tuning:
+    """Where only one request is under way at a time, nobody waits behind a long step."""
+    tuning = Tuning.of(row.budgets, mode, device.costs.step)
+    return replace(tuning, step_ms=max(tuning.step_ms, row.budgets.ranking_ms / 2)) if row.kind == "length" else tuning
 
 
 def probe_at(row: Row, group: Group, device: Device, mode: Mode, value: float, n: int) -> Probe:
-    probe = Probe(mode, row.workload(group.candidates), row.budgets, Tuning.of(row.budgets, mode, device.costs.step))
+    probe = Probe(mode, row.workload(group.candidates), row.budgets, tuning_of(row, mode, device))
     if row.kind == "rate":
-        return probe.at(rate=float(f"{value:.3g}"), length=n)
+        return probe.at(rate=float(f"{value:.3g}"), length=n, requests=500 if mode is Mode.RELAY_HOST_EXTEND else 250)
     length = max(256, int(value) // 256 * 256)
-    rate = 4.0 if row.traffic == "warm" else even_rate(device, length, group.candidates)
-    return probe.at(rate=rate, length=length, requests=80)
+    rate = 4.0 if row.traffic == "warm" else 0.9e3 / row.budgets.pipeline_ms  # one at a time
+    return probe.at(rate=rate, length=length, requests=60)
 
 
 def guess(row: Row, group: Group, device: Device, mode: Mode, n: int, highest: float) -> float:
     """Where the simulator sees the limit."""
-    early = mode is Mode.RELAY_HOST_EXTEND
+    returning = row.traffic != "cold"
+
+    def at(mode: Mode, value: float) -> Probe:
+        return probe_at(row, group, device, mode, value, n)
+
     if row.kind == "rate":
-        begin = (0.7 if early or row.traffic == "refresh" else 0.15) / device.full_s(n, group.candidates)
-    else:
-        spent = row.budgets.lead_ms * 0.7 if early else row.budgets.ranking_ms * 0.8
-        begin = highest if row.traffic == "warm" and mode.keeps else device.length_for(spent / 1e3, group.candidates)
-
-    def holds(value: float) -> bool:
-        return bool(device.simulate(probe_at(row, group, device, mode, value, n))["within budgets"])
-
-    return bracket(holds, begin, highest=highest, tries=6)
+        return guess_rate(device, at, mode, n, group.candidates, returning=returning)
+    return guess_length(device, at, mode, group.candidates, highest, returning=row.traffic == "warm")
 
 
 class Headline:
@@ -223,7 +216,7 @@ class Headline:
             if self.device == "simulated":
                 executor = simulated(group)
             else:
-                model = build_model("hstu", **SHAPES[group.shape], items=ITEMS, seed=0, scale_length=32_768.0)
+                model = shaped(group.shape)
             console.print(f"[bold]{group.name}[/]: opening, {self.left():.0f} s left")
             async with Bench(model, group.config, executor) as bench:
                 plan = await self.plan(group, rows, bench)
@@ -248,16 +241,18 @@ class Headline:
             n = row.n or plan.device.length_for(row.budgets.ranking_ms / 1e3, group.candidates)
             if row.kind == "rate":
                 n = plan.n[row.name] = row.n or await self.half(row, group, plan, bench)
-            plan.unloaded[row.name] = n, await self.alone(row, group, n, bench)
+            stepped = tuning_of(row, Mode.RELAY_HOST_EXTEND, plan.device).step_ms
+            alone = [await self.alone(group, n, step_ms, bench) for step_ms in (row.budgets.ranking_ms, stepped)]
+            plan.unloaded[row.name] = n, alone[0], alone[1]
         asked = {}
         loop = asyncio.get_running_loop()
-        highest = float((group.config.max_history or 1 << 24) * 0.96)
+        highest = self.highest(group)
         for row in rows:
             for mode in SEARCHED:
                 if mode not in plan.guesses.get(row.name, {}):
                     n = plan.n.get(row.name, 1024)
                     asked[row.name, mode] = loop.run_in_executor(
-                        self.pool, guess, row, group, plan.measured(row, group.candidates), mode, n, highest
+                        self.pool, guess, row, group, plan.measured(row, group.candidates, mode), mode, n, highest
                     )
         for (name, mode), answer in asked.items():
             plan.guesses.setdefault(name, {})[mode.value] = await answer
@@ -268,89 +263,56 @@ class Headline:
             await asyncio.sleep(0.2)
         return plan
 
-    async def alone(self, row: Row, group: Group, n: int, bench: Bench) -> float:
-        alone = await bench.unloaded(n, group.candidates, row.budgets.ranking_ms)
+    async def alone(self, group: Group, n: int, step_ms: float, bench: Bench) -> float:
+        alone = await bench.unloaded(n, group.candidates, step_ms)
         return alone.full
 
     async def half(self, row: Row, group: Group, plan: Plan, bench: Bench) -> int:
         """Behaviours that take half the ranking budget in full, alone: what the profile says, put right by trying."""
         wanted = row.budgets.ranking_ms / 2
-        n = plan.device.length_for(wanted / 1e3, group.candidates)
-        for _ in range(2):
-            n = min(n, int((group.config.max_history or n) * 0.9))
-            taken = await self.alone(row, group, n, bench)
-            aim = plan.device.full_s(n, group.candidates) * wanted / taken
-            n = plan.device.length_for(aim, group.candidates)
-        return max(256, n // 128 * 128)
+        n, tried = plan.device.length_for(wanted / 1e3, group.candidates), dict[int, float]()
+        for _ in range(3):
+            n = max(256, min(n, int((group.config.max_history or n) * 0.9)) // 128 * 128)
+            tried[n] = await self.alone(group, n, row.budgets.ranking_ms, bench)
+            n = plan.device.length_for(plan.device.full_s(n, group.candidates) * wanted / tried[n], group.candidates)
+        return min(tried, key=lambda n: abs(tried[n] - wanted))
 
     async def search(self, group: Group, row: Row, plan: Plan, bench: Bench) -> None:
         n = plan.n.get(row.name, 0)
-        highest = float((group.config.max_history or 1 << 24) * 0.96) if row.kind == "length" else 1e9
-        factor = 1.12 if row.kind == "rate" else 1.08
+
+        def at(mode: Mode, value: float) -> Probe:
+            return probe_at(row, group, plan.device, mode, value, n)
+
+        def say(line: str) -> None:
+            console.print(f"  {row.name} {line}; {self.left():.0f} s left", highlight=False)
+
+        limits = Limits(bench, self.probes, say, end=self.end)
         quick = row.traffic == "warm" or row.name == "refresh-128k"
-        best: dict[Mode, dict[str, Any]] = {}
-
-        async def once(mode: Mode, value: float, turn: int) -> bool:
-            probe = probe_at(row, group, plan.measured(row, group.candidates), mode, value, n).seeded(turn + 1)
-            told = await self.told(row, probe, bench)
-            if told["within budgets"]:
-                best[mode] = told | {"value": value}
-            return bool(told["within budgets"])
-
-        searches = {
-            mode: climb(
-                plan.guesses[row.name][mode], factor, tries=2 if quick else 4, confirm=0 if quick else 1,
-                highest=highest,
-            )
-            for mode in SEARCHED
-        }  # fmt: skip
-        found = await interleave(searches, once)
-        self.write(group, row, plan, found, best, bench)
-        if row.kind == "rate":
-            await self.others(group, row, plan, found, bench)
-
-    def tuning(self, group: Group, row: Row, plan: Plan, mode: Mode) -> Tuning:
-        return Tuning.of(row.budgets, mode, plan.measured(row, group.candidates).costs.step)
-
-    async def told(self, row: Row, probe: Probe, bench: Bench, **more: Any) -> dict[str, Any]:
-        known = self.probes.find(probe)
-        if known is not None:
-            return known
-        if self.left() < probe.workload.seconds + 12:
-            raise OutOfTime
-        began = time.monotonic()
-        run = await bench.run(probe, sampled=2 if probe.mode is Mode.RELAY_HOST_EXTEND else 0)
-        told = run.told(probe.budgets)
-        took = time.monotonic() - began
-        moments = [[round(value, 3) for value in moment] for moment in run.moments]
-        self.probes.add(probe, told, row=row.name, wall_s=took, moments=moments, **more)
-        console.print(
-            f"  {row.name} {probe.mode}: {probe.workload.rate:g}/s of {probe.workload.lengths}: "
-            f"{'holds' if told['within budgets'] else 'fails'}, {told['failed']:.1%} of {told['requests']} failed, "
-            f"P99 {told['ranking P99'] or 0:.1f} ms, reuse {told['reuse']:.2f}, busy {told['device busy']:.0%}, "
-            f"sender {told['sender late P99']:.1f} ms; {took:.0f} s, {self.left():.0f} s left"
+        found = await limits.search(
+            at,
+            {mode: plan.guesses[row.name][mode] for mode in SEARCHED},
+            factor=1.12 if row.kind == "rate" else 1.08,
+            tries={Mode.FULL: 2, Mode.CACHE: 2, Mode.RELAY_HOST_EXTEND: 3} if quick else TRIES,
+            confirm=0 if quick else 1,
+            highest=self.highest(group) if row.kind == "length" else 1e9,
+            row=row.name,
         )
-        return told
+        self.write(group, row, plan, found, bench)
+        rate = found.limits[Mode.RELAY_HOST_EXTEND]
+        if row.kind == "rate" and rate is not None and self.left() > 420:
+            for mode in OTHERS:
+                await limits.told(at(mode, rate).seeded(1), row=row.name, other=True)
 
-    async def others(self, group: Group, row: Row, plan: Plan, found: dict[Mode, float | None], bench: Bench) -> None:
-        """The other modes at the rate that the relay held, where time is left once the rows are done."""
-        rate = found[Mode.RELAY_HOST_EXTEND]
-        if rate is None or self.left() < 420:
-            return
-        for mode in OTHERS:
-            probe = probe_at(row, group, plan.measured(row, group.candidates), mode, rate, plan.n[row.name]).seeded(1)
-            await self.told(row, probe, bench, other=True)
+    @staticmethod
+    def highest(group: Group) -> float:
+        """Of lengths: room is left for what users do between their requests."""
+        return float((group.config.max_history or 1 << 24) * 0.96)
 
-    def write(
-        self, group: Group, row: Row, plan: Plan, found: dict[Mode, float | None], best: dict[Mode, Any], bench: Bench
-    ) -> None:
+    def write(self, group: Group, row: Row, plan: Plan, found: Found, bench: Bench) -> None:
         """The row, and everything that is known, to the table's file."""
-        relay = found[Mode.RELAY_HOST_EXTEND]
-        told = best.get(Mode.RELAY_HOST_EXTEND, {})
-        ratios: dict[str, float | None] = {}
-        for mode in (Mode.FULL, Mode.CACHE):
-            other = found[mode]
-            ratios[mode.value] = relay / other if relay and other else None
+        relay = found.limits[Mode.RELAY_HOST_EXTEND]
+        told = found.best.get(Mode.RELAY_HOST_EXTEND, {})
+        ratios = {mode.value: found.ratio(mode) for mode in (Mode.FULL, Mode.CACHE)}
         none: dict[str, float | None] = {"full": None, "cache": None}
         n = plan.n.get(row.name) or (int(relay) // 256 * 256 if relay else None)
         alone = plan.measured(row, group.candidates).full_s(n, group.candidates) * 1e3 if n else None
@@ -372,12 +334,12 @@ class Headline:
             "kind": row.kind,
             "traffic": row.traffic,
             "candidates": group.candidates,
-            "found": {mode.value: value for mode, value in found.items()},
+            "found": {mode.value: value for mode, value in found.limits.items()},
             "simulated": plan.guesses[row.name],
-            "tuning": {mode.value: asdict(self.tuning(group, row, plan, mode)) for mode in SEARCHED},
+            "tuning": {mode.value: asdict(tuning_of(row, mode, plan.device)) for mode in SEARCHED},
             "stages_ms": [workload.retrieval_ms, workload.pre_processing_ms],
             "stage_spread": workload.stage_spread,
-            "best": {mode.value: told for mode, told in best.items()},
+            "best": {mode.value: told for mode, told in found.best.items()},
             "oracle": checked or self.table["details"].get(row.name, {}).get("oracle"),
             "memory": [group.config.device_cache, group.config.host_cache],
             "costs": asdict(plan.device.costs),
@@ -387,7 +349,9 @@ class Headline:
             shapes.setdefault(detail["shape"], []).append(detail["row"])
         whole = {"machine": machine(), "commit": self.commit, "shapes": shapes, "details": self.table["details"]}
         self.path.write_text(json.dumps(whole, indent=1) + "\n")
-        console.print(f"[bold]{row.name}[/]: {found}, ratios {ratios}, oracle {checked}; {self.left():.0f} s left")
+        console.print(
+            f"[bold]{row.name}[/]: {found.limits}, ratios {ratios}, oracle {checked}; {self.left():.0f} s left"
+        )
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from relaygr.serving.modes import Mode
 
 __all__ = ["Device", "Probe", "ProbeFile"]
 
-_SECONDS: Final = (4.0, 12.0)
+_SECONDS: Final = (5.0, 12.0)
 """Of a probe at least and at most."""
 
 

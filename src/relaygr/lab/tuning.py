@@ -23,14 +23,15 @@ class Tuning:
 
     @staticmethod
     def of(budgets: Budgets, mode: Mode, step_s: float = 0.0) -> "Tuning":
-        """A signal for whatever would take a fifth of the ranking budget, and steps of a tenth of it.
+        """A signal for whatever would take a fifth of the ranking budget, and steps of a fifth of it.
 
-        They are longer, up to a quarter of the budget, where any step costs much by itself: `step_s`. Without signals
-        nothing long runs ahead of its rank, and cutting a rank's own appends into steps only delays it: they may take
-        as long as the budget.
+        Two steps may be in flight, so that is less than half of the budget to wait behind; shorter steps cost more for
+        each token. They are longer, up to a quarter of the budget, where any step costs much by itself: `step_s`.
+        Without signals nothing long runs ahead of its rank, and cutting a rank's own appends into steps only delays
+        it: they may take as long as the budget.
         """
         ranking_ms = budgets.ranking_ms
-        step_ms = min(max(ranking_ms / 10, 10 * step_s * 1e3), ranking_ms / 4)
+        step_ms = min(max(ranking_ms / 5, 10 * step_s * 1e3), ranking_ms / 4)
         if mode.trigger(TriggerConfig()).mode is TriggerMode.NEVER:
             step_ms = ranking_ms
         return Tuning(step_ms, ranking_ms / 5, lease_s=2 * budgets.pipeline_ms / 1e3)

@@ -1,0 +1,126 @@
+"""The highest rate, and the longest history, at which a mode keeps to its budgets: searched on a real engine."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from relaygr.errors import RelayError
+from relaygr.lab.bench import Bench
+from relaygr.lab.probe import Device, Probe, ProbeFile
+from relaygr.lab.search import bracket, climb, interleave
+from relaygr.serving.modes import Mode
+
+__all__ = ["Found", "Limits", "OutOfTime", "guess_length", "guess_rate"]
+
+At = Callable[[Mode, float], Probe]
+"""The probe of a mode at a value: a rate, or a length."""
+
+_SETTLING_S: Final = 12.0
+"""What a probe may take beside its requests."""
+
+
+class OutOfTime(RelayError):
+    """No time is left for one more probe."""
+
+
+@dataclass
+class Found:
+    """What a search came to."""
+
+    limits: dict[Mode, float | None]
+    """By mode: the highest value that held and was confirmed; None where none did."""
+    best: dict[Mode, dict[str, Any]] = field(default_factory=dict)
+    """By mode: what the last probe told that held there."""
+
+    def ratio(self, over: Mode) -> float | None:
+        """How many times what `over` holds the whole relay does; None where either holds nothing."""
+        relay, other = self.limits.get(Mode.RELAY_HOST_EXTEND), self.limits.get(over)
+        return relay / other if relay and other else None
+
+
+class Limits:
+    """Runs probes that were not run before, and keeps what they tell."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        probes: ProbeFile,
+        say: Callable[[str], None] = lambda line: None,
+        *,
+        end: float = float("inf"),
+    ) -> None:
+        """`say` hears a line for each probe. After `end`, on time.monotonic(), none begins: OutOfTime."""
+        self._bench = bench
+        self._probes = probes
+        self._say = say
+        self._end = end
+
+    async def told(self, probe: Probe, *, sampled: int = 0, **more: Any) -> dict[str, Any]:
+        """What came of this probe, now or before. `more` is kept with it."""
+        known = self._probes.find(probe)
+        if known is not None:
+            return known
+        if time.monotonic() + probe.workload.seconds + _SETTLING_S > self._end:
+            raise OutOfTime("no time is left for one more probe")
+        began = time.monotonic()
+        run = await self._bench.run(probe, sampled=sampled)
+        told = run.told(probe.budgets)
+        moments = [[round(value, 3) for value in moment] for moment in run.moments]
+        self._probes.add(probe, told, wall_s=time.monotonic() - began, moments=moments, **more)
+        self._say(_line(probe, told))
+        return told
+
+    async def search(
+        self,
+        at: At,
+        guesses: Mapping[Mode, float],
+        *,
+        factor: float = 1.12,
+        tries: Mapping[Mode, int] | int = 5,
+        confirm: int = 1,
+        highest: float = 1e9,
+        **more: Any,
+    ) -> Found:
+        """Search all of these modes side by side, each from its guess. Tries of one number have one seed."""
+        most = {mode: tries if isinstance(tries, int) else tries[mode] for mode in guesses}
+        best: dict[Mode, dict[str, Any]] = {}
+
+        async def once(mode: Mode, value: float, turn: int) -> bool:
+            sampled = 2 if mode is Mode.RELAY_HOST_EXTEND else 0
+            told = await self.told(at(mode, value).seeded(turn + 1), sampled=sampled, **more)
+            if told["within budgets"]:
+                best[mode] = told
+            return bool(told["within budgets"])
+
+        searches = {
+            mode: climb(guess, factor, tries=most[mode], confirm=confirm, highest=highest)
+            for mode, guess in guesses.items()
+        }
+        return Found(await interleave(searches, once), best)
+
+
+def guess_rate(device: Device, at: At, mode: Mode, length: float, candidates: int, *, returning: bool) -> float:
+    """Where the simulator sees the highest rate."""
+    kept = mode.keeps and returning
+    share = 0.7 if kept or mode is Mode.RELAY_HOST_EXTEND else 0.15
+    begin = share / device.full_s(int(length), candidates)
+    return bracket(lambda rate: bool(device.simulate(at(mode, rate))["within budgets"]), begin, tries=6)
+
+
+def guess_length(device: Device, at: At, mode: Mode, candidates: int, highest: float, *, returning: bool) -> float:
+    """Where the simulator sees the longest history."""
+    budgets = at(mode, 1024).budgets
+    spent_ms = budgets.lead_ms * 0.7 if mode is Mode.RELAY_HOST_EXTEND else budgets.ranking_ms * 0.8
+    begin = highest if mode.keeps and returning else device.length_for(spent_ms / 1e3, candidates)
+    holds = lambda length: bool(device.simulate(at(mode, length))["within budgets"])  # noqa: E731
+    return bracket(holds, begin, highest=highest, tries=6)
+
+
+def _line(probe: Probe, told: Mapping[str, Any]) -> str:
+    held = "holds" if told["within budgets"] else "fails"
+    return (
+        f"{probe.mode}: {probe.workload.rate:g}/s of {probe.workload.lengths} {held}: {told['failed']:.1%} of "
+        f"{told['requests']} failed, ranking P99 {told['ranking P99'] or 0:.1f} ms, reuse {told['reuse']:.2f}, "
+        f"device {told['device busy']:.0%} busy, sender {told['sender late P99']:.1f} ms late"
+    )
