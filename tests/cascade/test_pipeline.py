@@ -663,3 +663,47 @@ def test_what_was_appended_here_is_seen_although_the_store_is_gone(tmp_path: Pat
                     await cascade.run(RecommendRequest("u1"))
 
     run_virtual(test())
+
+
+@in_virtual_time
+async def test_users_who_were_here_are_read_without_a_thread_where_that_is_wanted(store: LmdbStore) -> None:
+    threads = 0
+
+    async def counted(work: Callable[[], T], /) -> T:
+        nonlocal threads
+        threads += 1
+        return work()
+
+    async with pipeline(store, ranking()) as cascade:
+        cascade._offload, cascade._read_here = counted, True
+        first = await cascade.run(RecommendRequest("u1"))
+        new = numbered(5, first=300)
+        store.append("u1", new.items, new.actions, new.timestamps)
+        again = await cascade.run(RecommendRequest("u1"))
+        assert (first.used, again.used, threads) == (300, 305, 1)
+        await cascade.run(RecommendRequest("u2"))
+        assert threads == 2
+        store.close()
+        assert (await cascade.run(RecommendRequest("u1"))).stale
+
+
+@in_virtual_time
+async def test_a_read_that_takes_long_does_not_bring_back_what_is_older(store: LmdbStore) -> None:
+    slow = [0.05, 0.0]
+
+    async def read(work: Callable[[], T], /) -> T:
+        found = work()
+        await asyncio.sleep(slow.pop(0) if slow else 0.0)
+        return found
+
+    async with pipeline(store, ranking()) as cascade:
+        cascade._offload = read
+        first = asyncio.create_task(cascade.run(RecommendRequest("u1")))
+        await asyncio.sleep(0.001)
+        new = numbered(5, first=300)
+        store.append("u1", new.items, new.actions, new.timestamps)
+        await cascade.run(RecommendRequest("u1"))
+        await first
+        store.close()
+        kept = await cascade.run(RecommendRequest("u1"))
+        assert (kept.stale, kept.used) == (True, 305)

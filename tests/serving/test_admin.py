@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import LmdbStore
 from relaygr.model import checkpoint
 from relaygr.relay import Membership
+from relaygr.serving import admin_operations, openapi
 from relaygr.serving.admin import (
     AdminApp,
     AdminSettings,
@@ -230,3 +232,33 @@ def test_a_token_comes_from_a_file_that_others_cannot_read(tmp_path: Path) -> No
         file.write_bytes(bad)
         with pytest.raises(InvalidInput, match="16 visible characters"):
             AdminSettings(str(file)).token()
+
+
+def test_operators_calls_answer_what_the_document_says(tmp_path: Path) -> None:
+    paths = json.loads(openapi.instance_document())["paths"]
+    checkpoint.save(OTHER, tmp_path / "other")
+
+    async def send(client: httpx.AsyncClient, path: str, **request: Any) -> int:
+        reply = await client.post(path, **request)
+        documented = paths[path]["post"]["responses"][str(reply.status_code)]
+        assert reply.headers["content-type"] in documented["content"]
+        own = {name for name in reply.headers if name in ("retry-after", "allow", "www-authenticate")}
+        assert own == set(documented["headers"])
+        return reply.status_code
+
+    async def main() -> None:
+        async with instance(tmp_path, TOKEN) as served, instance(tmp_path, None, "slot-1") as without:
+            for operation in admin_operations.INSTANCE:
+                assert paths[operation.path]["post"]["security"] == [{"token": []}]
+                for body in operation.examples.values():
+                    given = {"model": str(tmp_path / "other")} if "model" in body else body
+                    assert await send(served.client, operation.path, json=given, headers=BEARER) == 200
+                assert await send(served.client, operation.path, json={"x": 1}, headers=BEARER) == 400
+                assert await send(served.client, operation.path, json={}) == 401
+                assert await send(without.client, operation.path, json={}, headers=BEARER) == 403
+                large = {"content": b"x" * 70_000, "headers": BEARER}
+                assert await send(served.client, operation.path, **large) == 413
+                odd = {"content": b"x", "headers": {**BEARER, "content-type": "text/plain"}}
+                assert await send(served.client, operation.path, **odd) == 415
+
+    asyncio.run(main())

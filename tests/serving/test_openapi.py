@@ -26,7 +26,8 @@ from relaygr.errors import Overloaded, Unavailable
 from relaygr.history import LmdbStore
 from relaygr.history.store import StoreFull
 from relaygr.relay import Evidence, Membership, Router, Trigger
-from relaygr.serving import gateway, instance, openapi, operations
+from relaygr.serving import admin_operations, gateway, instance, openapi, operations
+from relaygr.serving.admin_operations import PREFIX
 from relaygr.serving.engine_server import serve_engine
 from relaygr.serving.gateway import GatewayApp
 from relaygr.serving.http import App, Reply, Request
@@ -195,7 +196,11 @@ def test_the_fields_that_travel_have_sentences(name: str) -> None:
     assert {field for kind, field in bare if kind not in told} <= {"user", "item"}
 
 
-@pytest.mark.parametrize("operation", {**{o.path: o for o in GATEWAY}, **{o.path: o for o in INSTANCE}}.values())
+@pytest.mark.parametrize(
+    "operation",
+    {o.path: o for o in (*GATEWAY, *INSTANCE, *admin_operations.GATEWAY, *admin_operations.INSTANCE)}.values(),
+    ids=lambda operation: operation.path,
+)
 def test_examples_are_what_the_structs_read(operation: Operation) -> None:
     if operation.body is not None:
         assert operation.examples
@@ -280,7 +285,10 @@ def test_a_gateway_answers_all_documented_statuses_and_no_other(tmp_path: Path) 
             await provoke_anywhere(served, operation, gateway.MAX_BODY)
             if operation.body is not None:
                 await provoke_posted(served, operation)
-        recommend = GATEWAY[0]
+        recommend, behaviours = GATEWAY[:2]
+        served.app._writing = gateway.MAX_WRITES
+        assert (await served.example(behaviours, "one behaviour")).status_code == 429
+        served.app._writing = 0
         await provoke_late(served, recommend)
         served.ranking.rank_error = Overloaded("too much")
         reply = await served.example(recommend, "two items")
@@ -323,6 +331,7 @@ def documented(name: str) -> set[tuple[str, int]]:
     return {
         (path, int(status))
         for path, operations in DOCUMENTS[name]["paths"].items()
+        if not path.startswith(PREFIX)  # operators' calls have tests of their own
         for operation in operations.values()
         for status in operation["responses"]
     }
@@ -408,9 +417,9 @@ def test_a_call_that_fails_unexpectedly_in_the_engine_is_answered(tmp_path: Path
         headers = {"content-type": Encoding.MSGPACK.value}
         real = served.app._engine.call
 
-        async def call(what: Any) -> Any:
+        async def call(what: Any, **late: Any) -> Any:
             what.context = b"123"  # not whole numbers
-            return await real(what)
+            return await real(what, **late)
 
         served.app._engine.call = call
         async with asyncio.timeout(20):

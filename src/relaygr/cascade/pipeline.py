@@ -179,9 +179,13 @@ class Pipeline:
         clock: Clock | None = None,
         wall_time: Callable[[], float] = time.time,
         offload: Offload = in_thread,
+        read_here: bool = False,
     ) -> None:
         """Without a trigger every request with a history or a context is signalled. `clock` is the ranking's too;
-        it, `wall_time` (seconds since 1970) and `offload` are seams. What is handed in is not closed here."""
+        it, `wall_time` (seconds since 1970) and `offload` are seams. What is handed in is not closed here.
+
+        `read_here`: histories of users who were here lately are read on the event loop. For a store on this machine,
+        which then has them in memory: going to a thread and back takes longer than the read."""
         self.config = config or PipelineConfig()
         self._store = store
         self._retrieval = retrieval
@@ -191,6 +195,7 @@ class Pipeline:
         self._clock: Clock = clock or RealClock()
         self._wall_time = wall_time
         self._offload = offload
+        self._read_here = read_here
         self._recent = RecentHistories()
         self._signals: set[asyncio.Task[Signal]] = set()
         self._closed = False
@@ -282,7 +287,10 @@ class Pipeline:
             store_ms = self.config.store_share * self.config.pipeline_ms
             limit = min(end, _Limit(arrived + store_ms / 1e3, f"{store_ms:g} ms of the store"))
         try:
-            history = await self._by(limit, "reading the history", lambda: self._offload(lambda: self._read(user)))
+            if recent is not None and self._read_here:
+                history = self._read(user)
+            else:
+                history = await self._by(limit, "reading the history", lambda: self._offload(lambda: self._read(user)))
         except (DeadlineExceeded, Unavailable, StoreError) as error:
             if recent is None or isinstance(error, StoreCorrupt):
                 raise

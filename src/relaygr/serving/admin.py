@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from relaygr.errors import InvalidInput, RelayError, Unavailable
 from relaygr.history import HistoryStore
 from relaygr.history.store import user_key
 from relaygr.relay import Membership
-from relaygr.serving import link
+from relaygr.serving import admin_operations, link
+from relaygr.serving.admin_operations import PREFIX, DrainBody, EvictBody, EvictReply, SwapBody, SwapReply
 from relaygr.serving.client import HttpClient
 from relaygr.serving.http import App, Receive, Reply, Request, Scope, Send
 from relaygr.serving.wire import Encoding, ErrorReply, decode, encode
@@ -24,7 +23,6 @@ from relaygr.shown import shown
 
 __all__ = ["AdminApp", "AdminSettings", "Beside", "evict_at_instance", "evict_everywhere", "swap_at_instance"]
 
-PREFIX: Final = "/v1/admin/"
 MAX_BODY: Final = 64 * 2**10
 SHORTEST: Final = 16
 """Bytes of a token."""
@@ -56,40 +54,6 @@ class AdminSettings:
         return token
 
 
-class DrainBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Whether new work is refused."""
-
-    draining: bool = True
-
-
-class EvictBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A user of whom nothing is to be kept."""
-
-    user: str
-
-
-class EvictReply(msgspec.Struct, kw_only=True):
-    """What there was of the user."""
-
-    stored: bool | None
-    """Whether the store had a history; None where the store was not asked."""
-    prefixes: dict[str, int]
-    """Dropped, by slot."""
-
-
-class SwapBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A checkpoint to serve from now on: its path, where the instance runs."""
-
-    model: str
-
-
-class SwapReply(msgspec.Struct, kw_only=True):
-    """What is served now."""
-
-    version: str
-    epoch: int
-
-
 Evict = Callable[[str], Awaitable[EvictReply]]
 Swap = Callable[[str], Awaitable[SwapReply]]
 
@@ -101,8 +65,8 @@ class AdminApp(App):
 
     def __init__(self, app: App, token: bytes | None, evict: Evict, swap: Swap | None = None) -> None:
         super().__init__(MAX_BODY)
-        names = ("drain", "evict") if swap is None else ("drain", "evict", "swap")
-        self.calls = {PREFIX + name: "POST" for name in names}  # type: ignore[misc]  # a server that ranks has more
+        known = admin_operations.GATEWAY if swap is None else admin_operations.INSTANCE
+        self.calls = {operation.path: operation.method for operation in known}  # type: ignore[misc]  # one's own
         self._app, self._token, self._evict, self._swap = app, token, evict, swap
 
     async def _answer(self, scope: Scope, client: Any) -> Reply:

@@ -15,6 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from relaygr.engine import EngineCounts, EngineStatus
+from relaygr.serving import admin_operations
+from relaygr.serving.admin_operations import DrainBody, EvictBody, EvictReply, SwapBody, SwapReply
 from relaygr.serving.operations import ALWAYS, ERRORS, GATEWAY, HEADERS, INSTANCE, PARAMETERS, Operation
 from relaygr.serving.wire import (
     Alive,
@@ -44,20 +46,22 @@ Json = dict[str, Any]
 _TYPES: Final = (
     *(Behaviour, Behaviours, BehavioursBody, BehavioursReply, RecommendBody, RecommendReply, RecommendedItem),
     *(PreInferBody, PreInferReply, RankBody, RankReply, GatewayStatus, SlotStatus, InstanceStatus, Alive, Ready),
-    *(ErrorReply, EngineStatus, EngineCounts),
+    *(ErrorReply, EngineStatus, EngineCounts, DrainBody, EvictBody, EvictReply, SwapBody, SwapReply),
 )
 
 
 @cache
 def gateway_document() -> bytes:
     """What a gateway serves under /openapi.json."""
-    return _document("RelayGR gateway", "The cascade behind one call, and the behaviours that come in.", GATEWAY)
+    about = "The cascade behind one call, and the behaviours that come in."
+    return _document("RelayGR gateway", about, (*GATEWAY, *admin_operations.GATEWAY))
 
 
 @cache
 def instance_document() -> bytes:
     """What an instance serves under /openapi.json."""
-    return _document("RelayGR instance", "Pre-inference and ranking on one device.", INSTANCE)
+    about = "Pre-inference and ranking on one device."
+    return _document("RelayGR instance", about, (*INSTANCE, *admin_operations.INSTANCE))
 
 
 def _document(title: str, about: str, operations: tuple[Operation, ...]) -> bytes:
@@ -66,7 +70,8 @@ def _document(title: str, about: str, operations: tuple[Operation, ...]) -> byte
     rest = (
         "Bodies are JSON, or msgpack where the content type says so: then arrays are raw little-endian bytes (int64 "
         "ids and times, int32 actions, float32 numbers), and replies and errors come in msgpack too. Unknown fields "
-        "are refused. Every error has the same body; any other path is a 404."
+        "are refused. Every error has the same body; any other path is a 404. A request that does not arrive within "
+        "30 s gets 408, and its connection is closed."
     )
     return msgspec.json.encode(
         {
@@ -75,6 +80,7 @@ def _document(title: str, about: str, operations: tuple[Operation, ...]) -> byte
             "paths": {operation.path: {operation.method.lower(): _operation(operation)} for operation in operations},
             "components": {
                 "schemas": _schemas(kinds),
+                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
                 "responses": {"NotFound": _error(404, "There is no such path.")},
                 "headers": {
                     name: {"description": text, "schema": {"type": "string"}} for name, text in HEADERS.items()
@@ -100,6 +106,8 @@ def _operation(operation: Operation) -> Json:
         "description": operation.description,
         "responses": dict(sorted(responses.items())),
     }
+    if operation.token:
+        told["security"] = [{"token": []}]
     if operation.parameters:
         told["parameters"] = [{"$ref": f"#/components/parameters/{name}"} for name in operation.parameters]
     if operation.body is not None:
@@ -127,12 +135,20 @@ def _reply(operation: Operation, example: Any) -> Json:
 
 def _error(status: int, text: str, encodings: Sequence[Encoding] = (Encoding.JSON,)) -> Json:
     content: Json = {encoding: {"schema": _ref(ErrorReply)} for encoding in encodings}
-    if status in (404, 405, 413):  # told before the request's own encoding is looked at
+    if status in (401, 403, 404, 405, 413):  # told before the request's own encoding is looked at
         content = {Encoding.JSON: {"schema": _ref(ErrorReply)}}
     content[Encoding.JSON]["examples"] = {"error": {"value": ERRORS[status]}}
-    names = {429: ("retry-after",), 503: ("retry-after",), 405: ("allow",)}.get(status, ())
+    names = _ERROR_HEADERS.get(status, ())
     headers = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
     return {"description": text, "content": content, "headers": headers}
+
+
+_ERROR_HEADERS: Final = {
+    401: ("www-authenticate",),
+    405: ("allow",),
+    429: ("retry-after",),
+    503: ("retry-after",),
+}
 
 
 def _ref(kind: type) -> Json:

@@ -24,7 +24,7 @@ from relaygr.serving.wire import (
     RecommendReply,
 )
 
-__all__ = ["ALWAYS", "ERRORS", "GATEWAY", "HEADERS", "INSTANCE", "PARAMETERS", "Operation"]
+__all__ = ["ALWAYS", "ERRORS", "GATEWAY", "HEADERS", "INSTANCE", "PARAMETERS", "POSTED", "Operation"]
 
 Json = dict[str, Any]
 
@@ -53,16 +53,18 @@ class Operation:
     parameters: tuple[str, ...] = ()
     """Headers of the request."""
     content_type: str = Encoding.JSON
+    token: bool = False
+    """Whether it is an operator's, and carries the token."""
     also: Mapping[int, Any] = field(default_factory=dict)
     """Examples of replies of the same kind under other statuses."""
 
 
 ALWAYS: Final = {
     405: "Another method is wanted; Allow names it.",
-    413: "The body is larger than is read: 4 MiB at a gateway, 16 MiB at an instance.",
+    413: "The body is larger than is read: 4 MiB at a gateway, 16 MiB at an instance, 64 KiB of operators.",
     500: "Something failed that should not; the server's log says what.",
 }
-_POSTED: Final = {
+POSTED: Final = {
     400: "The input is wrong; `field` and the sentence say how.",
     415: "Send application/json or application/msgpack.",
     503: "Draining, or a part that should answer is gone; try again, or elsewhere.",
@@ -73,6 +75,12 @@ _BUSY: Final = {429: "More work than can be taken now; try again after Retry-Aft
 
 ERRORS: Final[dict[int, Json]] = {
     400: {"error": "InvalidInput", "message": "k: must be from 1 to 1000", "field": "k"},
+    401: {"error": "Forbidden", "message": "authorization: Bearer and the token are wanted", "field": None},
+    403: {
+        "error": "Forbidden",
+        "message": "no token is set here: name its file under [admin] token_file",
+        "field": None,
+    },
     404: {"error": "InvalidInput", "message": "there is no /v1/ran; there are POST /v1/rank", "field": None},
     405: {"error": "InvalidInput", "message": "/v1/rank is asked by POST, not GET", "field": None},
     409: {
@@ -102,6 +110,7 @@ HEADERS: Final[dict[str, str]] = {
     "x-relaygr-decision": "What was decided about the signal.",
     "retry-after": "Seconds after which to try again.",
     "allow": "The method that is wanted.",
+    "www-authenticate": "Bearer.",
 }
 PARAMETERS: Final[dict[str, tuple[str, Json, Any]]] = {
     "x-relaygr-deadline-ms": (
@@ -205,7 +214,7 @@ GATEWAY: Final = (
             "stages_ms": {"retrieval": 3.1, "pre_processing": 0.6, "ranking": 7.4, "total": 12.0},
             "stale": False,
         },
-        errors={**_POSTED, **_BUSY, **_LATE},
+        errors={**POSTED, **_BUSY, **_LATE},
         body=RecommendBody,
         examples={"two items": {"user": "user-7", "k": 2}, "the defaults": {"user": "user-7"}},
         headers=("x-relaygr-slot", "x-relaygr-path", "x-relaygr-decision"),
@@ -219,7 +228,7 @@ GATEWAY: Final = (
         status=200,
         reply=BehavioursReply,
         example={"user": "user-7", "length": 1433},
-        errors=_POSTED,
+        errors={**POSTED, **_BUSY},
         body=BehavioursBody,
         examples={
             "one behaviour": {"user": "user-7", "behaviours": [{"item": 42, "action": 1, "timestamp": 1700000180}]},
@@ -259,7 +268,7 @@ INSTANCE: Final = (
         status=202,
         reply=PreInferReply,
         example={"decision": "ADMIT", "slot": "slot-0", "wait_ms": 1.2, "cost_version": 7},
-        errors={**_POSTED, **_CONFLICT, **_LATE},
+        errors={**POSTED, **_CONFLICT, **_LATE},
         body=PreInferBody,
         examples={"the whole history": _WHOLE, "by digest": _BY_DIGEST},
         headers=("x-relaygr-slot", "x-relaygr-decision"),
@@ -283,7 +292,7 @@ INSTANCE: Final = (
             "wait_ms": 0.0,
             "cost_version": 7,
         },
-        errors={**_POSTED, **_CONFLICT, **_BUSY, **_LATE},
+        errors={**POSTED, **_CONFLICT, **_BUSY, **_LATE},
         body=RankBody,
         examples={
             "the whole history": {**_WHOLE, "candidates": [5, 6, 7]},
@@ -321,7 +330,7 @@ INSTANCE: Final = (
                 **{"reloads": 0, "write_back_dropped": 0},
             },
         },
-        errors={503: _POSTED[503]},
+        errors={503: POSTED[503]},
     ),
     *_PROBES,
 )

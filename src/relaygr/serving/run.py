@@ -20,7 +20,7 @@ from relaygr.cascade.retrieval import DelayedRetrieval, FaissRetrieval, HttpRetr
 from relaygr.cascade.stage import Retrieval
 from relaygr.clock import RealClock
 from relaygr.errors import InvalidInput, Unavailable
-from relaygr.history import HistoryStore, open_store
+from relaygr.history import HistoryStore, LmdbStore, open_store
 from relaygr.relay import Membership, Router, Trigger
 from relaygr.serving.admin import AdminApp, Beside, evict_at_instance, evict_everywhere, swap_at_instance
 from relaygr.serving.client import Client, HttpClient
@@ -265,7 +265,16 @@ async def gateway_app(
             request_features=own.request_features, candidate_features=own.candidate_features
         )
         pipeline = await stack.enter_async_context(
-            Pipeline(store, retrieval, features, ranking, ranking, settings.cascade, clock=clock)
+            Pipeline(
+                store,
+                retrieval,
+                features,
+                ranking,
+                ranking,
+                settings.cascade,
+                clock=clock,
+                read_here=isinstance(store, LmdbStore),
+            )
         )
         titles = None
         if catalogue is not None and catalogue.titles is not None:
