@@ -11,12 +11,16 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
+from relaygr.cli.lab_run import length, run, slo
 from relaygr.cli.output import errors, progress_bar
 from relaygr.lab.workload import Arrivals, Profile, Recorded, Workload
 
 __all__ = ["lab"]
 
-lab = typer.Typer(help="Experiments: traffic to measure servers with.", no_args_is_help=True)
+lab = typer.Typer(help="Experiments: whether the relay pays on your traffic and hardware.", no_args_is_help=True)
+lab.command()(run)
+lab.command()(slo)
+lab.command()(length)
 
 _DEFAULT = Workload(100.0, 60.0)
 

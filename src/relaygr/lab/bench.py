@@ -18,6 +18,7 @@ from relaygr.lab.outcome import Run
 from relaygr.lab.probe import Device, Probe
 from relaygr.lab.run import Sample, replay
 from relaygr.lab.standing import StandingExecutor
+from relaygr.lab.trace import Trace
 from relaygr.model import RankingModel
 
 __all__ = ["Bench", "Unloaded"]
@@ -66,23 +67,32 @@ class Bench:
         return self._standing.facts()
 
     async def run(
-        self, probe: Probe, progress: Callable[[int, int], None] = lambda done, of: None, *, sampled: int = 0
+        self,
+        probe: Probe,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+        *,
+        sampled: int = 0,
+        trace: Trace | None = None,
     ) -> Run:
-        """What became of the probe's requests. Of `sampled` of them the scores are kept in `samples`."""
-        longest = int(max(probe.trace().length, default=0))
+        """What became of the probe's requests. Of `sampled` of them the scores are kept in `samples`.
+
+        With a `trace` of its own, that is sent, and all of its past is lived through.
+        """
+        quick_past = trace is None
+        trace = probe.trace() if trace is None else trace
+        longest = int(trace.length.max(initial=0))
         if self.config.max_history is not None and longest > self.config.max_history:
             raise InvalidInput("lengths", f"reach {longest}; max_history is {self.config.max_history}")
         config = probe.mode.engine(probe.tuning.engine(self.config))
         async with Engine(self._model, config, executor=self._standing) as engine:
             trigger = probe.mode.trigger(probe.tuning.trigger(probe.budgets))
-            trace = probe.trace()
             self._histories.prepare(trace.user, trace.length)
             gc.collect()
             gc.freeze()
             try:
                 return await replay(
                     engine, trace, probe.mode, probe.budgets, trigger, self._histories, progress,
-                    quick_past=True, samples=self.samples, sampled=sampled,
+                    quick_past=quick_past, samples=self.samples, sampled=sampled,
                 )  # fmt: skip
             finally:
                 gc.unfreeze()

@@ -1,0 +1,74 @@
+"""A trace over HTTP: real servers, every request accounted for, scores those of full inference."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from relaygr.cascade import PipelineConfig
+from relaygr.cli import app
+from relaygr.lab.probe import ProbeFile
+from relaygr.lab.records import load_records
+from relaygr.lab.servers import serving
+from relaygr.lab.workload import Workload
+from relaygr.serving.all import DEFAULTS
+from relaygr.serving.provision import World, provision
+
+UNHURRIED = replace(
+    DEFAULTS,
+    cascade=PipelineConfig(pipeline_ms=60_000.0, ranking_ms=50_000.0),
+    engine=replace(DEFAULTS.engine, on_miss="full"),
+)
+"""Nothing is late on any machine."""
+
+
+def test_a_trace_is_sent_to_a_gateway_and_recorded(tmp_path: Path) -> None:
+    trace, out, data = tmp_path / "trace.parquet", tmp_path / "out.parquet", tmp_path / "data"
+    requests = Workload(
+        20, 1.5, "reuse", reuse=0.6, gap_s=0.5, lengths="200", candidates=16, past_s=1.0, new=2.0
+    ).trace()
+    requests.save(trace)
+
+    async def main() -> dict[str, object]:
+        provision(data, world=World(users=2, typical=100, longest=200))
+        async with serving(UNHURRIED, data, 1) as servers:
+            command = ["lab", "run", str(trace), str(out), "--url", servers.address, "--json", "--check", "5"]
+            command += ["--ranking-ms", "50000", "--pipeline-ms", "60000", "--model", str(data / "model.safetensors")]
+            done = await asyncio.to_thread(CliRunner().invoke, app, command)
+        assert done.exit_code == 0, done.output
+        told: dict[str, object] = json.loads(done.stdout)
+        return told
+
+    told = asyncio.run(main())
+    records, _ = load_records(out)
+    assert len(records) == int((requests.at >= 0).sum()) == told["requests"]
+    assert told["failed"] == 0
+    assert told["reuse"] == pytest.approx(requests.returning, abs=0.25)
+    oracle = told["oracle"]
+    assert isinstance(oracle, dict)
+    assert oracle["samples"] >= 3
+    assert oracle["holds"]
+
+
+@pytest.mark.parametrize("command", ["slo", "length"])
+def test_a_search_tries_what_was_not_tried_and_keeps_it(tmp_path: Path, command: str) -> None:
+    """One try, with budgets that nothing misses on any machine."""
+    probes = tmp_path / "probes.jsonl"
+    arguments = ["lab", command, str(probes), "--tries", "1", "--mode", "full", "--json", "--candidates", "8"]
+    arguments += ["--ranking-ms", "5000", "--pipeline-ms", "6000", "--device-cache", "32MiB", "--host-cache", "0"]
+    arguments += ["--profile", "reuse", "--lengths", "1500"] if command == "slo" else ["--longest", "512"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert set(told["found"]) == set(told["simulated"]) == {"full"}
+    (row,) = ProbeFile(probes)
+    assert row["told"]["requests"] > 0
+
+
+def test_a_search_in_a_mode_that_is_none_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["lab", "slo", str(tmp_path / "probes.jsonl"), "--mode", "fast"])
+    assert done.exit_code == 1
+    assert "choose from full" in done.stderr
