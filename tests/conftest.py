@@ -16,6 +16,11 @@ settings.register_profile("long", settings.get_profile("dev"), max_examples=2000
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if on_ci() else "dev"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those on Ray come last: its processes are there only then."""
+    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
         import torch

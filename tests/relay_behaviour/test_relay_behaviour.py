@@ -22,7 +22,12 @@ from relay_load import ITEMS, PLENTY_S, USERS, Load, checked, history, saved
 from relaygr.errors import DeadlineExceeded, Overloaded, Unavailable
 
 SLOTS = ("slot-0", "slot-1", "slot-2")
-DEPLOYMENTS = ("plain", "haproxy", "ray-direct", "ray-handle")
+DEPLOYMENTS = (
+    "plain",
+    "haproxy",
+    pytest.param("ray-direct", marks=pytest.mark.ray),
+    pytest.param("ray-handle", marks=pytest.mark.ray),
+)
 
 Test = Callable[[Deployment, Fleet], Awaitable[None]]
 

@@ -6,12 +6,11 @@ from optional import require
 
 require("ray", "make test installs it where it can be had")
 
-from ray.exceptions import RayActorError  # noqa: E402
-
 from relaygr.cluster.ray.directory import follow  # noqa: E402
 from relaygr.cluster.ray.gateway import address_of, connector  # noqa: E402
 from relaygr.cluster.ray.handle_client import HandleClient  # noqa: E402
 from relaygr.cluster.ray.slots import Held  # noqa: E402
+from relaygr.errors import Unavailable  # noqa: E402
 from relaygr.relay import Evidence, Health, Membership  # noqa: E402
 from relaygr.serving.client import HttpClient  # noqa: E402
 from relaygr.serving.ray_settings import DataPath  # noqa: E402
@@ -63,7 +62,7 @@ def test_slots_come_move_and_go() -> None:
 def test_a_directory_that_is_lost_or_recovers_takes_nobody_away() -> None:
     membership, told = Membership(), Told((held("slot-0"),))
     followed(membership, told)
-    for nothing in (None, RayActorError()):
+    for nothing in (None, Unavailable("it is gone")):
         told.now = nothing
         followed(membership, told)
         assert [member.slot for member in membership.members()] == ["slot-0"]

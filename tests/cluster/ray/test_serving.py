@@ -43,6 +43,7 @@ from relaygr.cluster.ray.directory import NAMESPACE  # noqa: E402
 from relaygr.cluster.ray.handle_client import HandleClient  # noqa: E402
 from relaygr.cluster.ray.run import deploy  # noqa: E402
 
+pytestmark = pytest.mark.ray
 ITEMS = np.arange(100)
 TEXT = """
 [data]

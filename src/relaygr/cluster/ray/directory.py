@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import ray
-from ray.exceptions import RayError
 
 from relaygr.cluster.ray.slots import Held, Slots
+from relaygr.errors import Unavailable
 from relaygr.relay import Membership
 
 __all__ = ["ANNOUNCE_S", "Directory", "SlotsActor", "directory", "follow"]
@@ -24,7 +24,7 @@ NAMESPACE: Final = "serve"
 
 
 class Directory(Protocol):
-    """Whoever knows the slots. Raises RayError when it cannot be asked."""
+    """Whoever knows the slots. Raises Unavailable when it cannot be asked."""
 
     async def claim(self, holder: str, address: str, pid: int) -> Held: ...
 
@@ -99,13 +99,13 @@ class ActorDirectory:
             ray.kill(ray.get_actor(self._name, namespace=NAMESPACE))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        if self._actor is None:
-            self._actor = await asyncio.to_thread(self._get)
         try:
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(self._get)
             return await getattr(self._actor, method).remote(*arguments)
-        except RayError:
+        except Exception as error:
             self._actor = None
-            raise
+            raise Unavailable(f"the directory of slots cannot be asked: {error}") from error
 
     def _get(self) -> Any:
         kind = ray.remote(SlotsActor).options(
@@ -123,7 +123,7 @@ async def follow(slots: Directory, membership: Membership, address: Callable[[He
     """Bring the membership up to what the directory tells. While it cannot tell, nothing changes."""
     try:
         table = await slots.table()
-    except RayError:
+    except Unavailable:
         return
     if table is None:
         return

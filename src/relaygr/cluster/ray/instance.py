@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import ray
 from ray import serve
-from ray.exceptions import RayError
 
 from relaygr.cluster.ray import asgi
 from relaygr.cluster.ray.autoscaling import BUSY, LEASED
@@ -74,7 +73,7 @@ class Instance:
     async def _announce_on(self) -> None:
         """A directory that was lost and started anew learns by this who there is."""
         while not self._stopping:
-            with contextlib.suppress(RayError):
+            with contextlib.suppress(Unavailable):
                 self._mine = await self._directory.announce(self._held)
             await asyncio.sleep(ANNOUNCE_S)
 
@@ -129,7 +128,7 @@ class Instance:
             return
         self._stopping = True
         self._announcing.cancel()
-        with contextlib.suppress(RayError):
+        with contextlib.suppress(Unavailable):
             await self._directory.release(self._holder)
         await drain(self._app, self._settings.instance.drain_s)
         await self._stack.aclose()

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import ActorDiedError
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from relaygr.errors import Unavailable
@@ -79,7 +79,7 @@ class SlotRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types here
                 await replica.get_queue_len(deadline_s=PROBE_S)
         except ActorDiedError:
             evidence = Evidence.REFUSED
-        except (RayError, TimeoutError):
+        except Exception:  # whatever it is, there was no sign of life, and the next must be waited for
             evidence = Evidence.FAILED
         else:
             evidence = Evidence.DRAINING if _draining(replica) else Evidence.READY
