@@ -1,8 +1,8 @@
 """What carries a rank to an instance that Ray runs: Serve's handle, its proxy, HAProxy, or HTTP with Ray for placement
 alone; against a plain process, in one run.
 
-One instance each, on a simulated device; prefixes are resident, so that a rank costs the device half a millisecond and
-the rest is what carries it. The paths take turns, round after round.
+One instance each, on a simulated device; prefixes are resident, so that a rank costs the device a quarter of a
+millisecond and the rest is what carries it. The paths take turns, round after round.
 """
 
 import argparse

@@ -137,10 +137,60 @@ def kernel_targets() -> str:
     return "\n".join(lines)
 
 
+def ray_paths() -> str:
+    """What carries a rank on Ray."""
+    result = _result("ray-paths")
+    inputs, figures = result["inputs"], result["figures"]
+    lines = [
+        f"| path | alone, P50 ms | P99 ms | × plain | {inputs['senders']} at once, ranks/s | × plain | P99 ms |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in figures.items():
+        alone = row["alone_ms"]
+        lines.append(
+            f"| {name} | {alone['p50']:.2f} | {alone['p99']:.1f} | {row['alone_against_plain']:.2f} "
+            f"| {row['ranks_a_second']:,.0f} | {row['rate_against_plain']:.2f} | {row['many_ms']['p99']:.0f} |"
+        )
+    lines += ["", _about(result)]
+    return "\n".join(lines)
+
+
+def ray_cluster() -> str:
+    """Events under load."""
+    result = _result("ray-cluster")
+    inputs, figures = result["inputs"], result["figures"]
+    lines = [
+        "| event | ranks meanwhile | failed | missed | share | of users | keys back after | P99 ms |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in figures["events"].items():
+        back = "" if row["keys_back_s"] is None else f"{row['keys_back_s']:.1f} s"
+        lines.append(
+            f"| {name} | {row['ranks']:,} | {row['failed']} | {row['missed']} | {row['share_missed']:.1%} "
+            f"| {row['users_missed']} | {back} | {row['answered_ms']['p99']:.0f} |"
+        )
+    lines += [
+        "",
+        f"{inputs['instances']} instances, {inputs['users']} users, {figures['rate']:g} requests a second; the highest "
+        f"rate held was {figures['highest_rate']:g} (P99 below {inputs['held_p99_ms']:g} ms, nothing failed). Of "
+        f"{figures['requests']:,} requests {figures['failed']} failed. " + _about(result),
+    ]
+    return "\n".join(lines)
+
+
+def _about(result: Any) -> str:
+    machine, load = result["machine"], result["inputs"]["load_average"]
+    return (
+        f"Ray {result['inputs']['ray']} on {machine['cores']} cores ({machine['cpu']}), load average {load:.1f} "
+        "at the end; others may have used the machine: compare rows."
+    )
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"gpu-calls": gpu_calls, "length": length, "next-items": next_items},
     "docs/kernels.md": {"kernel-targets": kernel_targets},
     "docs/engine.md": {"gpu-targets": gpu_targets, "gpu-loads": gpu_loads},
+    "docs/ray.md": {"ray-paths": ray_paths, "ray-cluster": ray_cluster},
     "docs/training.md": {
         "next-items": next_items,
         "clicks": clicks,

@@ -16,7 +16,7 @@ from relaygr.history.store import user_key
 from relaygr.relay import Membership
 from relaygr.serving import admin_operations, link
 from relaygr.serving.admin_operations import PREFIX, DrainBody, EvictBody, EvictReply, SwapBody, SwapReply
-from relaygr.serving.client import HttpClient
+from relaygr.serving.client import Client, HttpClient
 from relaygr.serving.http import App, Receive, Reply, Request, Scope, Send
 from relaygr.serving.wire import Encoding, ErrorReply, decode, encode
 from relaygr.shown import shown
@@ -129,16 +129,23 @@ def swap_at_instance(engine: link.EngineCalls) -> Swap:
 
 
 def evict_everywhere(
-    store: HistoryStore, forget: Callable[[str], None], membership: Membership, token: bytes | None
+    store: HistoryStore,
+    forget: Callable[[str], None],
+    membership: Membership,
+    token: bytes | None,
+    connect: Callable[[str], Client] = HttpClient.to,
 ) -> Evict:
     """From the store, from what this gateway keeps, and from every instance. Unavailable where one does not answer: it
-    may still hold the user, and evicting again, when it is back, does no harm."""
+    may still hold the user, and evicting again, when it is back, does no harm. `connect` makes what carries messages to
+    an address."""
 
     async def evict(user: str) -> EvictReply:
         stored = await asyncio.to_thread(store.delete, user)
         forget(user)
         members = membership.members()
-        asked = await asyncio.gather(*(_ask(m.address, user, token or b"") for m in members), return_exceptions=True)
+        asked = await asyncio.gather(
+            *(_ask(connect(m.address), user, token or b"") for m in members), return_exceptions=True
+        )
         prefixes: dict[str, int] = {}
         failed = []
         for member, answer in zip(members, asked, strict=True):
@@ -156,8 +163,7 @@ def evict_everywhere(
     return evict
 
 
-async def _ask(address: str, user: str, token: bytes) -> EvictReply:
-    client = HttpClient.to(address)
+async def _ask(client: Client, user: str, token: bytes) -> EvictReply:
     headers = {"content-type": Encoding.MSGPACK.value, "authorization": f"Bearer {token.decode()}"}
     try:
         async with asyncio.timeout(ASK_S):

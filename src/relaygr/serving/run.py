@@ -280,7 +280,8 @@ async def gateway_app(
         if catalogue is not None and catalogue.titles is not None:
             titles = dict(zip(catalogue.ids.tolist(), catalogue.titles, strict=True))
         app = GatewayApp(pipeline, store, ranking, titles)
-        yield app, Beside(app, AdminApp(app, token, evict_everywhere(store, pipeline.forget, membership, token)))
+        evict = evict_everywhere(store, pipeline.forget, membership, token, connect)
+        yield app, Beside(app, AdminApp(app, token, evict))
 
 
 async def _retrieval(settings: Settings, catalogue: Catalogue | None, stack: contextlib.AsyncExitStack) -> Retrieval:

@@ -2,12 +2,14 @@
 
 import asyncio
 
+import msgspec
+
 from optional import require
 
 require("ray", "make test installs it where it can be had")
 
 from relaygr.cluster.ray.directory import follow  # noqa: E402
-from relaygr.cluster.ray.gateway import address_of, connector  # noqa: E402
+from relaygr.cluster.ray.gateway import address_of, connector, targets  # noqa: E402
 from relaygr.cluster.ray.handle_client import HandleClient  # noqa: E402
 from relaygr.cluster.ray.slots import Held  # noqa: E402
 from relaygr.errors import Unavailable  # noqa: E402
@@ -66,6 +68,14 @@ def test_a_directory_that_is_lost_or_recovers_takes_nobody_away() -> None:
         told.now = nothing
         followed(membership, told)
         assert [member.slot for member in membership.members()] == ["slot-0"]
+
+
+def test_prometheus_is_told_where_instances_tell_their_metrics() -> None:
+    told = msgspec.json.decode(targets((held("slot-0", port=40123), held("slot-1", "b", 40124))))
+    assert told == [
+        {"targets": ["10.0.0.1:40123"], "labels": {"slot": "slot-0"}},
+        {"targets": ["10.0.0.1:40124"], "labels": {"slot": "slot-1"}},
+    ]
 
 
 def test_by_handle_a_new_holder_is_another_address_and_messages_name_the_slot() -> None:

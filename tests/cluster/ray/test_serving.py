@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 import pytest
 
-from deployments import WITHIN_S, free_port, until
+from deployments import TOKEN, WITHIN_S, free_port, until
 from optional import require
 from oracle import assert_scores, oracle_scores
 from relay_load import MODELS, USERS, history, saved
@@ -191,6 +191,18 @@ def test_a_bare_handle_keeps_a_user_s_messages_together_and_calls_meet_at_the_ca
             assert (await client.request("GET", "/readyz", b"", named)).headers["x-relaygr-slot"] == slot
 
     asyncio.run(main())
+
+
+def test_evicting_a_user_by_handle_reaches_every_instance_and_prometheus_finds_them(served: str) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=served, timeout=WITHIN_S) as client:
+        gone = client.post("/v1/admin/evict", json={"user": "nobody"}, headers=headers)
+        assert (gone.status_code, gone.json()["prefixes"]) == (200, {"slot-0": 0, "slot-1": 0})
+        found = client.get("/v1/targets").json()
+    assert [each["labels"]["slot"] for each in found] == ["slot-0", "slot-1"]
+    for each in found:
+        told = httpx.get(f"http://{each['targets'][0]}/metrics", timeout=WITHIN_S).text
+        assert f'relaygr_engine_up{{slot="{each["labels"]["slot"]}"}} 1.0' in told
 
 
 def test_an_engine_that_dies_fails_no_request_and_its_instance_is_started_anew_under_its_slot(served: str) -> None:

@@ -119,16 +119,17 @@ def directory(app: str) -> ActorDirectory:
     return ActorDirectory(app)
 
 
-async def follow(slots: Directory, membership: Membership, address: Callable[[Held], str]) -> None:
-    """Bring the membership up to what the directory tells. While it cannot tell, nothing changes."""
+async def follow(slots: Directory, membership: Membership, address: Callable[[Held], str]) -> tuple[Held, ...] | None:
+    """Bring the membership up to what the directory tells, and return that. While it cannot tell, nothing changes."""
     try:
         table = await slots.table()
     except Unavailable:
-        return
+        return None
     if table is None:
-        return
+        return None
     for held in table:
         membership.add(held.slot, address(held))
     for member in membership.members():
         if member.slot not in {held.slot for held in table}:
             membership.remove(member.slot)
+    return table

@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from typing import Any, Final
+from urllib.parse import urlsplit
 
+import msgspec
 from ray import serve
 
 from relaygr.cluster.ray import asgi
@@ -13,12 +16,15 @@ from relaygr.cluster.ray.slots import Held
 from relaygr.relay import Membership
 from relaygr.serving.client import Client, HttpClient
 from relaygr.serving.garbage import settle
+from relaygr.serving.http import Receive, Reply, Scope, Send, send_reply
 from relaygr.serving.ray_settings import DataPath
 from relaygr.serving.run import gateway_app
 from relaygr.serving.settings import Settings
 
-__all__ = ["Gateway", "address_of", "connector"]
+__all__ = ["TARGETS", "Gateway", "address_of", "connector", "targets"]
 
+TARGETS: Final = "/v1/targets"
+"""Asked by Prometheus: instances choose their ports themselves."""
 _BY_HANDLE: Final = "serve://"
 
 
@@ -38,6 +44,12 @@ def connector(handle: Any) -> Any:
     return connect
 
 
+def targets(table: Iterable[Held]) -> bytes:
+    """Where instances tell their metrics, as Prometheus has it told over HTTP."""
+    found = [{"targets": [urlsplit(held.address).netloc], "labels": {"slot": held.slot}} for held in table]
+    return msgspec.json.encode(found)
+
+
 class Gateway:
     """What Serve starts and stops. Serve's proxy waits for its answers, and so drains it."""
 
@@ -46,6 +58,7 @@ class Gateway:
         self._path = settings.ray.data_path
         self._membership = Membership(settings.membership)
         self._directory: Directory = directory(serve.get_replica_context().app_name)
+        self._table: tuple[Held, ...] = ()
         await self._follow()
         _, self._whole = await self._stack.enter_async_context(
             gateway_app(settings, self._membership, connector(instances))
@@ -59,10 +72,18 @@ class Gateway:
             await self._follow()
 
     async def _follow(self) -> None:
-        await follow(self._directory, self._membership, lambda held: address_of(self._path, held))
+        table = await follow(self._directory, self._membership, lambda held: address_of(self._path, held))
+        if table is not None:
+            self._table = table
 
     def __serve_build_asgi_app__(self) -> Any:
-        return asgi.Mounted(self._whole)
+        return asgi.Mounted(self._answer)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (scope["method"], scope["path"]) == ("GET", TARGETS):
+            await send_reply(send, Reply(200, targets(self._table)))
+        else:
+            await self._whole(scope, receive, send)
 
     async def __del__(self) -> None:
         if hasattr(self, "_following"):
