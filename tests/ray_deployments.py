@@ -15,10 +15,9 @@ from ray.exceptions import ActorUnavailableError
 
 from deployments import Plain, Ranks, Sender
 from faulty_network import DELAY_S, Fault
-from ray_fleet import RayFleet
+from ray_fleet import SUITE, RayFleet
 from relaygr import History
 from relaygr.clock import RealClock
-from relaygr.cluster.ray.application import APP
 from relaygr.cluster.ray.directory import directory, follow
 from relaygr.cluster.ray.handle_client import HandleClient
 from relaygr.cluster.ray.slot_router import KEY, SLOT, TOKENS
@@ -36,7 +35,7 @@ LOST = "the network lost it"
 @contextlib.asynccontextmanager
 async def direct(fleet: RayFleet, folder: Path) -> AsyncIterator[Plain]:
     """As a gateway on Ray does by default: its own router over the slots that the directory tells, by HTTP."""
-    membership, slots = Membership(), directory(APP)
+    membership, slots = Membership(), directory(SUITE)
 
     def address(held: Held) -> str:
         return held.address if fleet.through is None else fleet.through[held.slot]

@@ -25,9 +25,11 @@ from relaygr.cluster.ray.run import deploy
 from relaygr.cluster.ray.slots import Held
 from relaygr.serving.settings import Settings, read
 
-__all__ = ["HeldInstance", "RayFleet", "running_ray", "settings_for", "table"]
+__all__ = ["SUITE", "HeldInstance", "RayFleet", "running_ray", "settings_for", "table"]
 
 TESTS = Path(__file__).parent
+SUITE = "suite"
+"""The application of a fleet. Handles keep the router that they first had, so each has a name of its own."""
 
 
 @contextlib.contextmanager
@@ -61,7 +63,8 @@ def running_ray() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()
-        directory(APP).end()
+        for app in (APP, SUITE):
+            directory(app).end()
         ray.shutdown()
         for name, value in before.items():
             if value is None:
@@ -94,10 +97,10 @@ def settings_for(folder: Path, text: str) -> Settings:
     return replace(settings, ray=replace(settings.ray, instance_cpus=0.1, gateway_cpus=0.1))
 
 
-def table() -> dict[str, Held]:
+def table(app: str = APP) -> dict[str, Held]:
     """Who holds which slot; nobody while that cannot be told."""
     try:
-        actor = ray.get_actor(f"relaygr-slots-{APP}", namespace=NAMESPACE)
+        actor = ray.get_actor(f"relaygr-slots-{app}", namespace=NAMESPACE)
         return {held.slot: held for held in ray.get(actor.table.remote()) or ()}
     except (ValueError, RayActorError):
         return {}
@@ -115,17 +118,17 @@ class RayFleet:
 
     @contextlib.contextmanager
     def running(self) -> Iterator["RayFleet"]:
-        deploy(self.settings, instance=HeldInstance)
-        self.handle = serve.get_deployment_handle(INSTANCE, APP)
+        deploy(self.settings, name=SUITE, instance=HeldInstance)
+        self.handle = serve.get_deployment_handle(INSTANCE, SUITE)
         try:
             yield self
         finally:
             self._hold.unlink(missing_ok=True)
-            serve.delete(APP)
+            serve.delete(SUITE)
 
     @property
     def addresses(self) -> dict[str, str]:
-        return self.through or {slot: held.address for slot, held in table().items()}
+        return self.through or {slot: held.address for slot, held in table(SUITE).items()}
 
     @property
     def _hold(self) -> Path:
@@ -134,13 +137,13 @@ class RayFleet:
     def kill(self, slot: str) -> None:
         """The process ends at once; what Ray starts instead waits for `start`."""
         self._hold.touch()
-        os.kill(table()[slot].pid, signal.SIGKILL)
+        os.kill(table(SUITE)[slot].pid, signal.SIGKILL)
 
     def start(self, *slots: str) -> None:
         """Let Ray's own restart go on, and wait until the slots are held again."""
         self._hold.unlink(missing_ok=True)
         began = time.monotonic()
-        while not all(slot in table() and _runs(table()[slot].pid) for slot in slots):
+        while not all(slot in table(SUITE) and _runs(table(SUITE)[slot].pid) for slot in slots):
             assert time.monotonic() - began < WITHIN_S, f"{slots} are not back"
             time.sleep(0.05)
 
@@ -148,13 +151,13 @@ class RayFleet:
         self.start(*(f"slot-{number}" for number in range(self.settings.ray.instances)))
 
     def freeze(self, slot: str) -> None:
-        os.kill(table()[slot].pid, signal.SIGSTOP)
+        os.kill(table(SUITE)[slot].pid, signal.SIGSTOP)
 
     def thaw(self, slot: str) -> None:
-        os.kill(table()[slot].pid, signal.SIGCONT)
+        os.kill(table(SUITE)[slot].pid, signal.SIGCONT)
 
     async def admin(self, slot: str, call: str, **body: Any) -> Any:
-        return await admin(table()[slot].address, call, **body)
+        return await admin(table(SUITE)[slot].address, call, **body)
 
 
 def _runs(pid: int) -> bool:

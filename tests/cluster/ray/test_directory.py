@@ -39,6 +39,9 @@ class Told:
     async def announce(self, held: Held) -> bool:
         raise NotImplementedError
 
+    async def leave(self, holder: str) -> None:
+        raise NotImplementedError
+
     async def release(self, holder: str) -> None:
         raise NotImplementedError
 

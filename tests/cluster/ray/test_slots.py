@@ -34,6 +34,21 @@ def test_a_slot_that_was_given_away_is_free_while_its_holder_still_lives() -> No
     assert claim(slots, "c") == "slot-0"
 
 
+def test_one_that_leaves_is_told_of_until_another_has_its_slot() -> None:
+    slots = Slots()
+    for holder in ("a", "b"):
+        claim(slots, holder)
+    slots.leave("a")
+    assert [held.holder for held in slots.table()] == ["a", "b"]
+    assert claim(slots, "c") == "slot-0"
+    assert [held.holder for held in slots.table()] == ["c", "b"]
+    slots.release("a")  # it went at last, and takes nothing with it
+    assert [held.holder for held in slots.table()] == ["c", "b"]
+    slots.leave("b")
+    slots.release("b")
+    assert [held.holder for held in slots.table()] == ["c"]
+
+
 def test_what_was_forgotten_is_announced_again_and_a_slot_has_one_holder() -> None:
     slots = Slots()
     assert slots.announce(Held("slot-3", "a", "http://a:1", 1))
@@ -43,11 +58,12 @@ def test_what_was_forgotten_is_announced_again_and_a_slot_has_one_holder() -> No
     assert claim(slots, "b") == "slot-0"
 
 
-@given(st.lists(st.tuples(st.sampled_from(["claim", "die", "release"]), st.integers(0, 7)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(["claim", "die", "leave", "release"]), st.integers(0, 7)), max_size=60))
 def test_no_two_that_live_ever_hold_one_slot_and_no_number_is_left_out_longer_than_needed(
     steps: list[tuple[str, int]],
 ) -> None:
     slots, dead, living, names = Slots(), set[str](), dict[str, str](), 0
+    gone: set[str] = set()
     for what, which in steps:
         if what == "claim":
             names += 1
@@ -61,6 +77,7 @@ def test_no_two_that_live_ever_hold_one_slot_and_no_number_is_left_out_longer_th
             if what == "die":
                 dead.add(holder)
             else:
-                slots.release(holder)
+                {"leave": slots.leave, "release": slots.release}[what](holder)
+            gone.add(holder)
     table = {held.holder: held.slot for held in slots.table()}
-    assert {holder: slot for holder, slot in table.items() if holder not in dead} == living
+    assert {holder: slot for holder, slot in table.items() if holder not in gone} == living

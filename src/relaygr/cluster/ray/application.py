@@ -9,7 +9,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from relaygr.cluster.ray.autoscaling import RelayAutoscaling
 from relaygr.cluster.ray.gateway import Gateway
-from relaygr.cluster.ray.instance import Instance
+from relaygr.cluster.ray.instance import LINGER_S, Instance
 from relaygr.errors import InvalidInput
 from relaygr.serving.settings import DataSettings, Settings, read
 
@@ -114,6 +114,6 @@ def _common(drain_s: float) -> dict[str, Any]:
     return {
         "max_ongoing_requests": AT_ONCE,
         "graceful_shutdown_wait_loop_s": 0.1,
-        # What is drained here, then the engine's end, and a little more than that.
-        "graceful_shutdown_timeout_s": 2 * drain_s + 5.0,
+        # An instance lingers, drains, and ends its engine; and a little more than that.
+        "graceful_shutdown_timeout_s": LINGER_S + 2 * drain_s + 5.0,
     }

@@ -30,6 +30,8 @@ class Directory(Protocol):
 
     async def announce(self, held: Held) -> bool: ...
 
+    async def leave(self, holder: str) -> None: ...
+
     async def release(self, holder: str) -> None: ...
 
     async def table(self) -> tuple[Held, ...] | None:
@@ -54,6 +56,9 @@ class SlotsActor:
 
     async def announce(self, held: Held) -> bool:
         return self._slots.announce(held)
+
+    async def leave(self, holder: str) -> None:
+        self._slots.leave(holder)
 
     async def release(self, holder: str) -> None:
         self._slots.release(holder)
@@ -85,6 +90,9 @@ class ActorDirectory:
     async def announce(self, held: Held) -> bool:
         mine: bool = await self._call("announce", held)
         return mine
+
+    async def leave(self, holder: str) -> None:
+        await self._call("leave", holder)
 
     async def release(self, holder: str) -> None:
         await self._call("release", holder)

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import ray
@@ -28,7 +28,9 @@ from relaygr.serving.settings import Settings
 
 __all__ = ["Instance"]
 
-WILDCARDS = ("0.0.0.0", "::")
+WILDCARDS: Final = ("0.0.0.0", "::")
+LINGER_S: Final = 4 * ANNOUNCE_S
+"""How long an instance that is to go takes new work: until gateways know who came before it went."""
 
 
 class Instance:
@@ -37,8 +39,8 @@ class Instance:
     It takes the same calls three ways: over HTTP at an address of its own, which the directory tells; by handle
     (`call`); and behind Serve's proxy, where there is no gateway.
 
-    Its life: the engine is started, a slot is claimed, requests are taken. Told to stop, it gives the slot away first,
-    refuses new work, and finishes what it has.
+    Its life: the engine is started, a slot is claimed, requests are taken. Told to stop, it gives its slot away first,
+    goes on for a little while, then refuses new work, and finishes what it has.
     """
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -123,11 +125,18 @@ class Instance:
             self._model = model
 
     async def __del__(self) -> None:
-        """Serve calls it once it sends nothing more; what comes over HTTP is drained here."""
+        """Serve calls it once it sends nothing more; what comes over HTTP is drained here.
+
+        In an upgrade the next one is told to go as soon as this one's successor runs. It goes on for a while, so that
+        gateways have found the successor before they lose this one.
+        """
         if not hasattr(self, "_mine") or self._stopping:
             return
         self._stopping = True
         self._announcing.cancel()
+        with contextlib.suppress(Unavailable):
+            await self._directory.leave(self._holder)
+        await asyncio.sleep(LINGER_S)
         with contextlib.suppress(Unavailable):
             await self._directory.release(self._holder)
         await drain(self._app, self._settings.instance.drain_s)

@@ -74,7 +74,9 @@ def _start_proxy(settings: Settings) -> None:
     serve.start(proxy_location="EveryNode", http_options={"host": own.host, "port": own.port})
 
 
-def deploy(settings: Settings, progress: Callable[[str], None] = lambda what: None, **options: Any) -> None:
+def deploy(
+    settings: Settings, progress: Callable[[str], None] = lambda what: None, name: str = APP, **options: Any
+) -> None:
     """Put the application on the cluster that this process has joined and where Serve runs, or upgrade it.
 
     Returns once it is healthy. Instances are replaced one after the other, each under its own slot, and drained first.
@@ -84,18 +86,18 @@ def deploy(settings: Settings, progress: Callable[[str], None] = lambda what: No
     """
     progress(f"starting {settings.ray.instances} instances")
     try:
-        serve.run(application(absolute(settings), **options), name=APP, route_prefix="/")
+        serve.run(application(absolute(settings), **options), name=name, route_prefix="/")
     except (RuntimeError, RayServeException) as error:
-        raise Unavailable(f"Serve could not run it: {error}; {said()}") from error
+        raise Unavailable(f"Serve could not run it: {error}; {said(name)}") from error
 
 
-def said() -> str:
+def said(name: str = APP) -> str:
     """What Serve tells about the application's deployments."""
-    found = serve.status().applications.get(APP)
+    found = serve.status().applications.get(name)
     if found is None:
         return "there is no application"
-    told = {name: found.deployments[name].message for name in (GATEWAY, INSTANCE) if name in found.deployments}
-    return "; ".join(f"{name}: {message}" for name, message in told.items() if message) or found.message
+    told = {part: found.deployments[part].message for part in (GATEWAY, INSTANCE) if part in found.deployments}
+    return "; ".join(f"{part}: {message}" for part, message in told.items() if message) or found.message
 
 
 @contextlib.contextmanager

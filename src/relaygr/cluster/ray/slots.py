@@ -28,17 +28,22 @@ class Slots:
 
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
+        self._leaving: set[str] = set()
+        """Holders that still answer, and whose slots are free."""
 
     def claim(self, holder: str, address: str, pid: int, alive: Callable[[str], bool]) -> Held:
-        """The free slot with the lowest number is the holder's; one whose holder is not `alive` any more is free.
+        """The free slot with the lowest number is the holder's; one whose holder leaves or is not `alive` is free.
 
         A holder that asks twice gets its slot again.
         """
+        taken = set()
         for slot, held in list(self._held.items()):
             if held.holder == holder or not alive(held.holder):
-                del self._held[slot]
+                self.release(held.holder)
+            elif held.holder not in self._leaving:
+                taken.add(slot)
         number = 0
-        while f"slot-{number}" in self._held:
+        while f"slot-{number}" in taken:
             number += 1
         return self._put(Held(f"slot-{number}", holder, address, pid))
 
@@ -50,12 +55,17 @@ class Slots:
         self._put(held)
         return True
 
+    def leave(self, holder: str) -> None:
+        """The holder will go: it still answers, and whoever comes may have its slot."""
+        self._leaving.add(holder)
+
     def release(self, holder: str) -> None:
-        """The holder leaves; its slot is free. Nothing happens if it holds none."""
+        """The holder has gone; its slot is free. Nothing happens if it holds none."""
         self._held = {slot: held for slot, held in self._held.items() if held.holder != holder}
+        self._leaving.discard(holder)
 
     def table(self) -> tuple[Held, ...]:
-        """All that are held, by slot."""
+        """All that are held, by slot; those of holders that leave until somebody else has them."""
         return tuple(self._held[slot] for slot in sorted(self._held))
 
     def _put(self, held: Held) -> Held:
