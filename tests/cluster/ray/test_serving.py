@@ -348,11 +348,14 @@ def test_the_command_starts_ray_serves_and_leaves_nothing_behind(world: Settings
         command, env=os.environ | silent, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None
-        said = iter(process.stdout.readline, "")  # Ray says other things there, too
-        assert f"gateway serves on http://127.0.0.1:{port}\n" in said
-        reply = httpx.post(f"http://127.0.0.1:{port}/v1/recommend", json={"user": "user-1", "k": 2}, timeout=WITHIN_S)
-        assert reply.status_code == 200, reply.text
-        process.send_signal(signal.SIGTERM)
+        try:
+            said = iter(process.stdout.readline, "")  # Ray says other things there, too
+            assert f"gateway serves on http://127.0.0.1:{port}\n" in said
+            asked = {"user": "user-1", "k": 2}
+            reply = httpx.post(f"http://127.0.0.1:{port}/v1/recommend", json=asked, timeout=WITHIN_S)
+            assert reply.status_code == 200, reply.text
+        finally:
+            process.send_signal(signal.SIGTERM)
         assert process.wait(WITHIN_S) == 0
 
     async def gone() -> bool:

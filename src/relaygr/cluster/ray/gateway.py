@@ -25,6 +25,8 @@ __all__ = ["TARGETS", "Gateway", "address_of", "connector", "targets"]
 
 TARGETS: Final = "/v1/targets"
 """Asked by Prometheus: instances choose their ports themselves."""
+READY_S: Final = 60.0
+"""How long a gateway waits for the first instance before it begins without."""
 _BY_HANDLE: Final = "serve://"
 
 
@@ -64,7 +66,15 @@ class Gateway:
             gateway_app(settings, self._membership, connector(instances))
         )
         self._following = asyncio.create_task(self._follow_on())
+        await self._some_slot()
         settle()
+
+    async def _some_slot(self) -> None:
+        """Wait until there is one that is up, for a while: Serve sends requests as soon as this gateway has begun."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READY_S):
+                while not self._membership.placeable:  # noqa: ASYNC110  (a membership tells nobody)
+                    await asyncio.sleep(0.05)
 
     async def _follow_on(self) -> None:
         while True:
