@@ -65,7 +65,7 @@ def _produce(
     q_desc, kv_desc, q_smem, k_smem, v_smem, box, q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free,
     starts, cached, table, table_stride, counter, users, group, heads, ranks, height, work, layers, layer,
     TARGET: gl.constexpr, CAUSAL: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    QUERIES: gl.constexpr, JOINT: gl.constexpr, DYNAMIC: gl.constexpr, WAIT: gl.constexpr,
+    QUERIES: gl.constexpr, JOINT: gl.constexpr, DYNAMIC: gl.constexpr, WAIT: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     PER: gl.constexpr = ROWS // KEYS
     box_layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -88,12 +88,21 @@ def _produce(
         if CAUSAL:
             length = tokens
             tokens += end - begin
-            position = ((tokens - 1) // ROWS - rank) * ROWS
+            block = rank
+            if SPLIT:
+                blocks = gl.maximum((tokens - 1) // ROWS - length // ROWS + 1, 1)
+                block = rank % blocks
+            position = ((tokens - 1) // ROWS - block) * ROWS
             first = begin + position - length
             shift = 0
             low = 0
             high = (gl.minimum(tokens, position + ROWS) + KEYS - 1) // KEYS
             empty = (end <= begin) | (position + ROWS <= length) | (position < 0)
+            if SPLIT:
+                shift = (user * ranks + rank) * height - first
+                chunk = split_pages((tokens + ROWS - 1) // ROWS, blocks * heads, TARGET)
+                low = rank // blocks * chunk * PER
+                high = gl.minimum(high, low + chunk * PER)
         else:
             position = 0
             blocks = gl.maximum((end - begin + ROWS - 1) // ROWS, 1)
@@ -313,13 +322,13 @@ def silu_over_pages(
     users, group, heads, ranks, height, work, layers, layer, half_scale, factor,
     TARGET: gl.constexpr, CAUSAL: gl.constexpr, KEYS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     QUERIES: gl.constexpr, JOINT: gl.constexpr, TURNS: gl.constexpr, DYNAMIC: gl.constexpr,
-    WAIT: gl.constexpr,
+    WAIT: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """factor · Σ_j silu(q·k_j·scale)·v_j for every item.
 
     WAIT: it was launched while the kernel before, which writes its queries, ends; the keys were there before that one.
-    Append writes the rows of `out`. Score writes the sum of each split in fp32, at the item's own `height` rows of
-    `out`; a split or a user without keys writes nothing.
+    Append writes the rows of `out`. Score, and an append that is SPLIT, write the sum of each split in fp32, at the
+    item's own `height` rows of `out`; a split or a user without keys writes nothing.
     """
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2 * QUERIES, ROWS // 2, D], q_desc.layout)
     k_smem = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, 1, KEYS, D], kv_desc.layout)
@@ -364,7 +373,7 @@ def silu_over_pages(
                 q_desc, kv_desc, q_smem, k_smem, v_smem, box,
                 q_full, q_free, k_full, k_free, v_full, v_free, box_full, box_free,
                 starts, cached, table, table_stride, counter, users, group, heads, ranks, height, work, layers,
-                layer, TARGET, CAUSAL, KEYS, D, STAGES, QUERIES, JOINT, DYNAMIC, WAIT,
+                layer, TARGET, CAUSAL, KEYS, D, STAGES, QUERIES, JOINT, DYNAMIC, WAIT, SPLIT,
             )),
         ],
         [4, 1],

@@ -8,7 +8,7 @@ are read without a mask; the last ones with.
 import triton
 import triton.language as tl
 
-__all__ = ["attend", "combine", "combine_new", "silu", "split_pages", "write_pages"]
+__all__ = ["add_splits", "attend", "combine", "silu", "split_pages", "write_pages"]
 
 
 @triton.jit
@@ -84,10 +84,10 @@ def attend(
     q, out, sums, pages, starts, cached, table,
     q_stride, out_stride, table_stride, heads, ranks, height, layers, layer, scale, factor,
     TARGET: tl.constexpr, CAUSAL: tl.constexpr, SOFTMAX: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, HARDWARE: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, HARDWARE: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """One item. Append writes rows of `out`. Score writes the sum of its split in fp32, at the item's own `height` rows
-    of `out`, and under softmax the largest logit and the sum of weights of each row beside it, in `sums`."""
+    """One item. Append writes rows of `out`. SPLIT, as scores always are: the sum of its split in fp32, at the item's
+    own `height` rows of `out`, and under softmax the largest logit and the sum of weights of each row, in `sums`."""
     index = tl.program_id(0)
     head = index % heads
     rank = (index // heads) % ranks
@@ -101,13 +101,25 @@ def attend(
     if CAUSAL:
         length = tokens
         tokens += end - begin
-        position = ((tokens - 1) // ROWS - rank) * ROWS
+        block = rank
+        if SPLIT:
+            blocks = (tokens - 1) // ROWS - length // ROWS + 1
+            block = rank % blocks
+        position = ((tokens - 1) // ROWS - block) * ROWS
         first = begin + position - length
         high = (tl.minimum(tokens, position + ROWS) + KEYS - 1) // KEYS
         full = position // KEYS
         shift = 0
         if (position + ROWS <= length) | (position < 0):
             return
+        if SPLIT:
+            shift = (user * ranks + rank) * height - first
+            chunk = split_pages((tokens + PAGE - 1) // PAGE, blocks * heads, TARGET)
+            low = rank // blocks * chunk * (PAGE // KEYS)
+            high = tl.minimum(high, low + chunk * (PAGE // KEYS))
+            full = tl.minimum(full, high)
+            if low >= high:
+                return
     else:
         position = 0
         blocks = (end - begin + ROWS - 1) // ROWS
@@ -135,7 +147,7 @@ def attend(
         acc, top, total = _add(
             queries, k, v, acc, top, total, position, j, tokens, scale, KEYS, ROWS, CAUSAL, SOFTMAX, False, HARDWARE
         )
-    for j in range(full, high):
+    for j in range(tl.maximum(full, low), high):
         k, v = _tile(pages, table, j, layers, layer, head, tokens, heads, PAGE, KEYS, D, WIDTH, True)
         acc, top, total = _add(
             queries, k, v, acc, top, total, position, j, tokens, scale, KEYS, ROWS, CAUSAL, SOFTMAX, True, HARDWARE
@@ -143,7 +155,7 @@ def attend(
     place = (row + shift).to(tl.int64)
     if not SOFTMAX:
         acc = acc * factor
-    elif CAUSAL:
+    elif not SPLIT:
         acc = acc / total[:, None]
     else:
         beside = sums + (place * heads + head) * 2
@@ -233,15 +245,13 @@ def combine(
         tl.store(where, attended, mask=inside)
 
 
-@triton.jit(do_not_specialize=["table_stride", "ranks", "height", "layers", "layer"])
-def combine_new(
-    parts, sums, q, pages, out, starts, cached, table,
-    q_stride, out_stride, table_stride, ranks, height, layers, layer, scale, factor,
-    TARGET: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr,
-    HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, AHEAD: tl.constexpr, HARDWARE: tl.constexpr,
-    SOFTMAX: tl.constexpr,
+@triton.jit(do_not_specialize=["ranks", "height"])
+def add_splits(
+    parts, sums, out, starts, cached, out_stride, ranks, height,
+    TARGET: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, AHEAD: tl.constexpr, SOFTMAX: tl.constexpr,
 ):  # fmt: skip
-    """A of LINES new tokens of one head: over the new ones up to each, and the sums of its user's splits, in order."""
+    """A of LINES new tokens of one head from the sums of their splits, in order."""
     user = tl.program_id(1)
     head = tl.program_id(2)
     begin = tl.load(starts + user)
@@ -250,45 +260,31 @@ def combine_new(
     if first >= end:
         return
     length = tl.load(cached + user)
-    held = (length + PAGE - 1) // PAGE
-    blocks = (end - begin + ROWS - 1) // ROWS
-    chunk = split_pages(held, blocks * HEADS, TARGET)
-    splits = (held + chunk - 1) // chunk
-    table += user.to(tl.int64) * table_stride
-    row = (first + tl.arange(0, LINES)).to(tl.int64)
+    tokens = length + end - begin
+    blocks = (tokens - 1) // ROWS - length // ROWS + 1
+    chunk = split_pages((tokens + PAGE - 1) // PAGE, blocks * HEADS, TARGET)
+    row = first + tl.arange(0, LINES)
+    mine = row < end
+    position = length + row - begin
+    block = (tokens - 1) // ROWS - position // ROWS
+    reach = tl.minimum((position // ROWS + 1) * ROWS, tokens)
+    splits = tl.where(mine, ((reach + PAGE - 1) // PAGE + chunk - 1) // chunk, 0)
     dim = tl.arange(0, WIDTH)
     column = head * D + dim[None, :]
-    mine = row < end
     inside = mine[:, None] & (dim < D)[None, :]
-    queries = tl.load(q + row[:, None] * q_stride + column, mask=inside, other=0.0)
+    line = (user * ranks + block).to(tl.int64) * height + position % ROWS
     acc = tl.zeros([LINES, WIDTH], tl.float32)
     top = tl.full([LINES], float("-inf"), tl.float32)
     total = tl.zeros([LINES], tl.float32)
-    for j in range(0, (first - begin + LINES + KEYS - 1) // KEYS):
-        key = j * KEYS + tl.arange(0, KEYS)
-        there = key < end - begin
-        position = length + key
-        page = tl.load(table + position // PAGE, mask=there, other=0).to(tl.int64)
-        where = (((page * layers + layer) * 2 * PAGE + position % PAGE) * HEADS * D)[:, None] + column
-        valid = there[:, None] & (dim < D)[None, :]
-        k = tl.load(pages + where, mask=valid, other=0.0)
-        v = tl.load(pages + where + PAGE * HEADS * D, mask=valid, other=0.0)
-        acc, top, total = _add(
-            queries, k, v, acc, top, total, first - begin, j, end - begin, scale,
-            KEYS, LINES, True, SOFTMAX, True, HARDWARE,
-        )  # fmt: skip
-    if not SOFTMAX:
-        acc = acc * factor
-    line = (user * ranks + (first - begin) // ROWS).to(tl.int64) * height + (first - begin) % ROWS + tl.arange(0, LINES)
-    for start in range(0, splits, AHEAD):
+    for start in range(0, tl.max(splits, 0), AHEAD):
         for i in tl.static_range(AHEAD):  # so that several loads are in flight
             live = start + i < splits
             at = line + (start + i) * blocks * height
-            part = tl.load(parts + at[:, None] * (HEADS * D) + column, mask=inside & live, other=0.0)
+            part = tl.load(parts + at[:, None] * (HEADS * D) + column, mask=inside & live[:, None], other=0.0)
             if SOFTMAX:
                 beside = sums + (at * HEADS + head) * 2
-                highest = tl.load(beside, mask=mine & live, other=float("-inf"))
-                weights = tl.load(beside + 1, mask=mine & live, other=0.0)
+                highest = tl.load(beside, mask=live, other=float("-inf"))
+                weights = tl.load(beside + 1, mask=live, other=0.0)
                 both = tl.maximum(top, highest)
                 finite = tl.where(both == float("-inf"), 0.0, both)
                 before = tl.exp(top - finite)
@@ -299,8 +295,8 @@ def combine_new(
             else:
                 acc += part
     if SOFTMAX:
-        acc = acc / total[:, None]
-    tl.store(out + row[:, None] * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out + row.to(tl.int64)[:, None] * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["table_stride", "heads", "layers", "layer"])

@@ -20,7 +20,7 @@ from relaygr.kernels.device import can_chain, chain, has_tanh, is_hopper, multip
 from relaygr.kernels.layer import LayerWeights, Projected, split
 from relaygr.kernels.ragged import Ragged
 
-__all__ = ["FEW_TOKENS", "TritonAttention"]
+__all__ = ["TritonAttention"]
 
 _SHARED_KEYS: Final = 32 << 20
 """Bytes of K and V of one layer that blocks work on at a time: what the second-level cache holds with room to spare."""
@@ -28,8 +28,8 @@ _SHARED_KEYS: Final = 32 << 20
 _TARGET: Final = 128
 """Blocks that one user's scores are split into at most: about the multiprocessors of a Hopper GPU."""
 
-FEW_TOKENS: Final = PAGE
-"""New tokens of each user up to which an append splits keys: there are not enough rows to fill the device with."""
+_APPEND_TARGET: Final = 256
+"""The same of an append, whose blocks differ in length. One that has as many blocks by its rows alone is not split."""
 
 _LINES: Final = 4
 """Rows whose splits one block adds up."""
@@ -89,56 +89,28 @@ class TritonAttention:
         longest = max(batch.rows, default=0)
         if longest == 0:
             return out
-        if longest <= FEW_TOKENS:
-            self._append_few(weighting, q, out, pages, layer, batch)
-        elif isinstance(weighting, Silu) and self._fits_hopper(q, pages):
-            _launch_hopper(weighting, q, out, pages, layer, batch, _blocks_by_position(longest, PAGE), 0, causal=True)
-        else:
-            rows = _portable_rows(q)
-            _launch_portable(
-                weighting, q, out, out, pages, layer, batch, rows, _blocks_by_position(longest, rows), 0, causal=True
-            )
-        return out
-
-    def _append_few(
-        self, weighting: Weighting, q: torch.Tensor, out: torch.Tensor, pages: torch.Tensor, layer: int, batch: Ragged
-    ) -> None:
-        """Over what is cached like candidates, its keys split over all of the device; then over the new tokens."""
-        longest, (heads, dim) = max(batch.rows), q.shape[1:]
-        parts, sums, rows, ranks, height = self._over_cached(weighting, q, pages, layer, batch)
-        lines = 16
-        portable.combine_new[triton.cdiv(longest, lines), len(batch.rows), heads](
-            parts, sums, q, pages, out, batch.starts, batch.cached, batch.table,
-            _row_stride(q), out.stride(0), batch.table.stride(0), ranks, height, pages.shape[1], layer,
-            weighting.scale, _factor(weighting),
-            TARGET=_TARGET, ROWS=rows, LINES=lines, KEYS=lines, PAGE=PAGE, HEADS=heads, D=dim,
-            WIDTH=max(triton.next_power_of_2(dim), 16), AHEAD=8 if q.is_cuda else 2, HARDWARE=has_tanh(q.device),
-            SOFTMAX=not isinstance(weighting, Silu), num_warps=4,
-        )  # fmt: skip
-
-    def _over_cached(
-        self,
-        weighting: Weighting,
-        q: torch.Tensor,
-        pages: torch.Tensor,
-        layer: int,
-        batch: Ragged,
-        *,
-        chained: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor, int, int, int]:
-        """Sums over what is cached, split by split, and how they lie: `parts` and `sums` of `combine`, the rows of a
-        block, the ranks of a user, and the rows of a rank."""
+        heads, dim = q.shape[1:]
         hopper = isinstance(weighting, Silu) and self._fits_hopper(q, pages)
         rows = PAGE if hopper else _portable_rows(q)
-        heads, dim = q.shape[1:]
-        ranks, height = _score_ranks(batch, heads, rows), min(max(batch.rows), rows)
-        parts = torch.empty((len(batch.rows) * ranks * height, heads, dim), dtype=torch.float32, device=q.device)
-        sums = parts.new_empty((len(parts), heads, 0 if isinstance(weighting, Silu) else 2))
+        blocks = _blocks_by_position(longest, rows)
+        split = blocks * heads <= _APPEND_TARGET
+        ranks = _ranks(batch, heads, blocks, longest, _APPEND_TARGET) if split else blocks
+        parts, sums = _parts(weighting, q, batch, ranks, rows) if split else (out, out)
         if isinstance(weighting, Silu) and hopper:
-            _launch_hopper(weighting, q, parts, pages, layer, batch, ranks, height, causal=False, chained=chained)
+            _launch_hopper(weighting, q, parts, pages, layer, batch, ranks, rows, causal=True, split=split)
         else:
-            _launch_portable(weighting, q, parts, sums, pages, layer, batch, rows, ranks, height, causal=False)
-        return parts, sums, rows, ranks, height
+            _launch_portable(
+                weighting, q, parts, sums, pages, layer, batch, rows, ranks, rows, causal=True, split=split
+            )
+        if split:
+            lines = 16
+            portable.add_splits[triton.cdiv(longest, lines), len(batch.rows), heads](
+                parts, sums, out, batch.starts, batch.cached, out.stride(0), ranks, rows,
+                TARGET=_APPEND_TARGET, ROWS=rows, LINES=lines, PAGE=PAGE, HEADS=heads, D=dim,
+                WIDTH=triton.next_power_of_2(dim), AHEAD=8 if q.is_cuda else 2,
+                SOFTMAX=not isinstance(weighting, Silu), num_warps=4,
+            )  # fmt: skip
+        return out
 
     def score(
         self,
@@ -190,10 +162,17 @@ class TritonAttention:
         u, v, q, k = projected
         if _row_stride(k) != _row_stride(v):
             k, v = k.contiguous(), v.contiguous()
+        hopper = isinstance(weighting, Silu) and self._fits_hopper(q, pages)
+        rows = PAGE if hopper else _portable_rows(q)
         heads, dim = q.shape[1:]
+        ranks, height = _ranks(batch, heads, triton.cdiv(longest, rows), 0, _TARGET), min(longest, rows)
+        parts, sums = _parts(weighting, q, batch, ranks, height)
         chained = gate is not None and can_chain(q.device)
         early = chained and len(q) <= layer_triton.FEW_ROWS
-        parts, sums, rows, ranks, height = self._over_cached(weighting, q, pages, layer, batch, chained=chained)
+        if isinstance(weighting, Silu) and hopper:
+            _launch_hopper(weighting, q, parts, pages, layer, batch, ranks, height, causal=False, chained=chained)
+        else:
+            _launch_portable(weighting, q, parts, sums, pages, layer, batch, rows, ranks, height, causal=False)
         norm_weight, norm_bias, eps = gate.after if gate else (q, q, 0.0)
         portable.combine[triton.cdiv(longest, _LINES), len(batch.rows)](
             parts, sums, q, k, v, u, norm_weight, norm_bias, out, batch.starts, batch.cached,
@@ -231,14 +210,23 @@ def _blocks_by_position(rows: int, block: int) -> int:
     return (rows + 2 * block - 2) // block
 
 
-def _score_ranks(batch: Ragged, heads: int, rows: int) -> int:
+def _ranks(batch: Ragged, heads: int, blocks: int, new: int, target: int) -> int:
     """Blocks of rows times splits of keys, the most that any user within the batch's bounds takes.
 
-    b blocks take b·⌊_TARGET / (heads·b)⌋ at most, and few rows take more splits than many.
+    b blocks take b·⌊target / (heads·b)⌋ at most, and few rows take more splits than many. `new`: tokens of a user that
+    are keys as well.
     """
-    blocks = triton.cdiv(max(batch.rows), rows)
-    splits = (triton.cdiv(max(batch.lengths), PAGE) + 1) // 2
-    return int(max(blocks, min(_TARGET // heads, blocks * splits)))
+    splits = (triton.cdiv(max(batch.lengths) + new, PAGE) + 1) // 2
+    return int(max(blocks, min(target // heads, blocks * splits)))
+
+
+def _parts(
+    weighting: Weighting, q: torch.Tensor, batch: Ragged, ranks: int, height: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for the sums of all splits, `height` rows each, and under softmax for what is beside them."""
+    heads, dim = q.shape[1:]
+    parts = torch.empty((len(batch.rows) * ranks * height, heads, dim), dtype=torch.float32, device=q.device)
+    return parts, parts.new_empty((len(parts), heads, 0 if isinstance(weighting, Silu) else 2))
 
 
 def _factor(weighting: Weighting) -> float:
@@ -262,6 +250,7 @@ def _launch_portable(
     height: int,
     *,
     causal: bool,
+    split: bool = True,
 ) -> None:
     heads, dim = q.shape[1:]
     full = q.dtype == torch.float32
@@ -269,8 +258,9 @@ def _launch_portable(
         q, out, sums, pages, batch.starts, batch.cached, batch.table,
         _row_stride(q), heads * dim, batch.table.stride(0),
         heads, ranks, height, pages.shape[1], layer, weighting.scale, _factor(weighting),
-        TARGET=_TARGET, CAUSAL=causal, SOFTMAX=not isinstance(weighting, Silu), ROWS=rows, KEYS=32 if full else 64,
-        PAGE=PAGE, D=dim, WIDTH=max(triton.next_power_of_2(dim), 16), HARDWARE=has_tanh(q.device),
+        TARGET=_APPEND_TARGET if causal else _TARGET, CAUSAL=causal,
+        SOFTMAX=not isinstance(weighting, Silu), ROWS=rows, KEYS=32 if full else 64,
+        PAGE=PAGE, D=dim, WIDTH=max(triton.next_power_of_2(dim), 16), HARDWARE=has_tanh(q.device), SPLIT=split,
         num_warps=4 if full else 8, num_stages=2 if full or dim > 128 else 3,
     )  # fmt: skip
 
@@ -287,6 +277,7 @@ def _launch_hopper(
     *,
     causal: bool,
     chained: bool = False,
+    split: bool = True,
 ) -> None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -319,6 +310,8 @@ def _launch_hopper(
     hopper.silu_over_pages[grid,](
         queries, keys, out, width, batch.starts, batch.cached, batch.table, batch.table.stride(0),
         counter, users, group, heads, ranks, height, work, layers, layer, weighting.scale / 2, 1 / weighting.length,
-        TARGET=_TARGET, CAUSAL=causal, KEYS=tiles.keys, D=dim, STAGES=tiles.stages, QUERIES=tiles.queries,
-        JOINT=tiles.joint, TURNS=tiles.turns, DYNAMIC=dynamic, WAIT=chained, num_warps=4, launch_pdl=chained,
+        TARGET=_APPEND_TARGET if causal else _TARGET, CAUSAL=causal,
+        KEYS=tiles.keys, D=dim, STAGES=tiles.stages, QUERIES=tiles.queries,
+        JOINT=tiles.joint, TURNS=tiles.turns, DYNAMIC=dynamic, WAIT=chained, SPLIT=split,
+        num_warps=4, launch_pdl=chained,
     )  # fmt: skip
