@@ -16,6 +16,7 @@ LAYOUT = PageLayout(5, 2, 8, torch.float16)
 
 
 def by_hand(sources: Addresses, targets: Addresses, size: int, stream: object) -> None:
+    assert len(sources), "the driver takes no empty batch"
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         ctypes.memmove(target, source, size)
 
@@ -50,3 +51,10 @@ def test_the_layers_asked_for_arrive_and_nothing_else_changes(
     PageMover(device, host).move(PageCopy(direction, old, new), first, last, object())  # type: ignore[arg-type]
     assert torch.equal(target, expected)
     assert torch.equal(source, before)
+
+
+def test_no_pages_are_no_copy(pools: tuple[torch.Tensor, torch.Tensor]) -> None:
+    device, host = pools
+    before, none = host.clone(), np.empty(0, np.int64)
+    PageMover(device, host).move(PageCopy(Direction.OUT, none, none), 0, 5, object())  # type: ignore[arg-type]
+    assert torch.equal(host, before)

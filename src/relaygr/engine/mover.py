@@ -40,6 +40,8 @@ class PageMover:
     def move(self, copy: PageCopy, first: int, last: int, stream: torch.cuda.Stream) -> None:
         """Copy layers first … last - 1 of its pages, on that stream, which is the current one."""
         source, target = self._pools[copy.direction]
+        if not len(copy.source):
+            return  # which the driver would refuse
         if self._batched:
             size = (last - first) * self._layer_bytes
             old, new = self._addresses(source, copy.source, first), self._addresses(target, copy.target, first)
