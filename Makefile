@@ -46,8 +46,9 @@ soak: $(INSTALLED) $(SERVERS) ## 100,000 requests with faults, then 100,000 inpu
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 	FUZZ_INPUTS=$${FUZZ_INPUTS:-100000} $(BIN)/pytest tests/fuzz --timeout 3600
 
-system: ## Install the system packages of optional tests: there are none yet.
-	@echo "No system packages are needed."
+system: ## Install the system packages of optional tests, on Debian: a browser to look at reports with.
+	@command -v chromium || (apt-get -q update && apt-get -q install -y --no-install-recommends chromium) \
+	  || echo "chromium could not be installed: the test that looks at a report in a browser is skipped."
 
 clean: ## Remove the environment, the caches and what was built; results of benchmarks stay.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
+from relaygr.cli.lab_report import report
 from relaygr.cli.lab_run import length, run, slo
 from relaygr.cli.output import errors, progress_bar
 from relaygr.lab.workload import Arrivals, Profile, Recorded, Workload
@@ -21,6 +22,7 @@ lab = typer.Typer(help="Experiments: whether the relay pays on your traffic and 
 lab.command()(run)
 lab.command()(slo)
 lab.command()(length)
+lab.command()(report)
 
 _DEFAULT = Workload(100.0, 60.0)
 
@@ -38,8 +40,9 @@ def workload(
     profile: Annotated[Profile, typer.Option(help="How users come back.")] = _DEFAULT.profile,
     reuse: Annotated[float, typer.Option(help="Profile reuse: the share of requests by users who return.")] = 0.0,
     gap_s: Annotated[float, typer.Option(help="Profile reuse: seconds between a user's requests.")] = _DEFAULT.gap_s,
+    skew: Annotated[float, typer.Option(help="Profile reuse: how unlike users are; 0: all alike.")] = _DEFAULT.skew,
     lengths: Annotated[
-        str, typer.Option(help="Behaviours of users: kuairand-1k, ml-1m, or a number.")
+        str, typer.Option(help="Behaviours of users: kuairand-1k, ml-1m, a number, or two: 1024+32768@0.2.")
     ] = _DEFAULT.lengths,
     longest: Annotated[int, typer.Option(help="Longer histories are cut to this.")] = _DEFAULT.longest,
     new: Annotated[float, typer.Option(help="Behaviours between two requests of a user.")] = _DEFAULT.new,
@@ -66,8 +69,8 @@ def workload(
     """
     with errors("lab workload"):
         wanted = Workload(
-            rate, seconds, profile, reuse, gap_s, lengths, longest, new, candidates, retrieval_ms, pre_processing_ms,
-            stage_spread, arrivals, past_s, seed,
+            rate, seconds, profile, reuse, gap_s, skew, lengths, longest, new, candidates, retrieval_ms,
+            pre_processing_ms, stage_spread, arrivals, past_s, seed,
         )  # fmt: skip
         trace = wanted.trace(None if recorded is None else _recorded(recorded))
         trace.save(out)

@@ -5,6 +5,7 @@ profile     how users come back: in sessions with gaps as they were seen, or wit
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, Protocol
@@ -25,6 +26,7 @@ Arrivals = Literal["poisson", "even"]
 
 _REFRESH_GAPS: Final = Quantiles(((0.0, 2.0), (1.0, 10.0)), "a feed refreshed every 2 to 10 s: set directly")
 _REFRESH_SESSION: Final = 8.0
+_TWO: Final = re.compile(r"(\d+)\+(\d+)@(0\.\d+)")
 _LONGEST_S: Final = 86_400.0
 """Requests that come later than this after a user's first are left out."""
 
@@ -114,8 +116,11 @@ class Workload:
     """Of the profile "reuse": that share."""
     gap_s: float = 5.0
     """Of the profile "reuse": seconds since a returning user's last request, on average."""
+    skew: float = 0.0
+    """Of the profile "reuse": how unlike users are. 0: each returns with the same chance; else, numbers of requests are
+    spread as the exponential of a normal distribution with this deviation, their mean the same."""
     lengths: str = "kuairand-1k"
-    """Behaviours of users: a known distribution, or a number."""
+    """Behaviours of users: a known distribution, a number, or two: "1024+32768@0.2", the second of a fifth of users."""
     longest: int = 131_072
     """Longer histories are cut to this."""
     new: float = 4.0
@@ -136,7 +141,7 @@ class Workload:
         for field in ("rate", "seconds", "gap_s"):
             if not 0 < getattr(self, field) < math.inf:
                 raise InvalidInput(field, "must be positive and finite")
-        for field in ("new", "retrieval_ms", "pre_processing_ms", "past_s"):
+        for field in ("new", "skew", "retrieval_ms", "pre_processing_ms", "past_s"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise InvalidInput(field, "must not be negative, and finite")
         if not 1 <= self.stage_spread < math.inf:
@@ -147,6 +152,8 @@ class Workload:
             raise InvalidInput("profile", f"is {self.profile!r}; choose from {', '.join(PROFILES)}")
         if not 0 <= self.reuse < 1:
             raise InvalidInput("reuse", "must be at least 0 and below 1")
+        if self.skew and self.profile != "reuse":
+            raise InvalidInput("skew", f'is set by the profile "reuse" alone, not by {self.profile!r}')
         if self.reuse and self.profile != "reuse":
             raise InvalidInput("reuse", f'is set by the profile "reuse" alone, not by {self.profile!r}')
         for field in ("candidates", "longest"):
@@ -158,8 +165,16 @@ class Workload:
     def length_quantiles(self) -> Quantiles:
         if self.lengths in LENGTHS:
             return LENGTHS[self.lengths]
+        two = _TWO.fullmatch(self.lengths)
+        if two and int(two[1]) >= 1 and int(two[2]) >= int(two[1]) and 0 < float(two[3]) < 1:
+            short, long, share = int(two[1]), int(two[2]), float(two[3])
+            points = ((0.0, short), (1 - share - 1e-9, short), (1 - share, long), (1.0, long))
+            return Quantiles(points, "set directly")
         if not self.lengths.isdigit() or int(self.lengths) < 1:
-            raise InvalidInput("lengths", f"is {self.lengths!r}; write a number or one of {', '.join(LENGTHS)}")
+            known = ", ".join(LENGTHS)
+            raise InvalidInput(
+                "lengths", f'is {self.lengths!r}; write a number, two of them as "1024+32768@0.2", or one of {known}'
+            )
         return Quantiles.constant(int(self.lengths))
 
     def trace(self, chains: Chains | None = None) -> Trace:
@@ -212,7 +227,13 @@ class Workload:
             return Sessions(_refresh_counts, _REFRESH_SESSION, _REFRESH_GAPS)
         # After each request one more follows with the chance `reuse`.
         gaps = Quantiles(((0.0, self.gap_s / 2), (1.0, self.gap_s * 1.5)), "set directly")
-        return Sessions(lambda random, users: random.geometric(1 - self.reuse, users), 1 / (1 - self.reuse), gaps)
+        return Sessions(self._reuse_counts, 1 / (1 - self.reuse), gaps)
+
+    def _reuse_counts(self, random: np.random.Generator, users: int) -> npt.NDArray[np.int64]:
+        if not self.skew:
+            return np.asarray(random.geometric(1 - self.reuse, users), np.int64)
+        more = self.reuse / (1 - self.reuse) * random.lognormal(-(self.skew**2) / 2, self.skew, users)
+        return 1 + random.poisson(more)
 
 
 def _globo_counts(random: np.random.Generator, count: int) -> npt.NDArray[np.int64]:

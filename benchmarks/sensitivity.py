@@ -1,0 +1,122 @@
+"""Where the relay pays and where it does not: simulated with costs measured on an H200, one condition at a time.
+
+Writes results/sensitivity-simulated.json: by condition and value, the highest rate of full, cache and the relay within
+the budgets, and their ratios. A simulation: the device and the network are not there.
+"""
+
+import json
+import multiprocessing
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+
+from common import RESULTS, commit
+from relaygr.config import EngineConfig
+from relaygr.engine.simulated import SimulatedCosts
+from relaygr.lab.limits import guess_rate
+from relaygr.lab.outcome import Budgets
+from relaygr.lab.probe import Device, Probe
+from relaygr.lab.tuning import Tuning
+from relaygr.lab.workload import Workload
+from relaygr.serving.modes import Mode
+
+WORKERS = len(os.sched_getaffinity(0))
+MODES = (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)
+BUDGETS = Budgets(50.0, 200.0)
+BASE = Workload(
+    1.0, 1.0, "reuse", reuse=0.875, gap_s=5.0, lengths="32768", longest=1 << 24, candidates=512, past_s=16.0,
+    retrieval_ms=90.0, pre_processing_ms=30.0, stage_spread=1.25,
+)  # fmt: skip
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One condition changed, the others as they are in the base."""
+
+    condition: str
+    value: str
+    workload: Workload
+    width: int = 512
+
+
+def points() -> list[Point]:
+    def varied(condition: str, field: str, values: tuple[Any, ...]) -> list[Point]:
+        return [Point(condition, str(value), replace(BASE, **{field: value})) for value in values]
+
+    found = [Point("base", "", BASE)]
+    found += varied("reuse", "reuse", (0.0, 0.95, 0.5))
+    for left in (15.0, 60.0):
+        load = replace(BASE, retrieval_ms=0.75 * left, pre_processing_ms=0.25 * left)
+        found.append(Point("stages, ms", f"{left:g}", load))
+    found += varied("lengths", "lengths", ("1024+32768@0.1",))
+    found += varied("gap, s", "gap_s", (20.0, 1.0))
+    found += varied("candidates", "candidates", (2048,))
+    found += [Point("model width", "1024", BASE, 1024)]
+    found += varied("skew", "skew", (1.5,))
+    found.append(Point("lengths, reuse 0", "8192", replace(BASE, lengths="8192", reuse=0.0)))
+    found.append(Point("lengths, reuse 0", "65536", replace(BASE, lengths="65536", reuse=0.0)))
+    found += [Point("model width", "256", BASE, 256)]
+    return found
+
+
+def device_of(width: int) -> Device:
+    """Other widths are scaled: products by tokens with the square of it, attention and pages with it."""
+    known = json.loads((RESULTS / "costs-h200.json").read_text())
+    costs, scale = SimulatedCosts(**known["costs"]), width / 512
+    n, (whole, _) = next((int(n), taken) for n, taken in known["unloaded_full_ms"].items())
+    costs = replace(
+        costs, token=costs.token * scale**2, pair=costs.pair * scale, candidate_pair=costs.candidate_pair * scale,
+        page=costs.page * scale,
+    )  # fmt: skip
+    config = EngineConfig(device_cache="96GiB", host_cache="72GiB", max_history=140_000)
+    device = Device(costs, int(known["page_bytes"] * scale), config)
+    right = whole / 1e3 / Device(SimulatedCosts(**known["costs"]), 1, config).full_s(n, 512)
+    return device.slower(right)
+
+
+def highest(point: Point, mode: Mode) -> float:
+    device = device_of(point.width)
+
+    def at(mode: Mode, rate: float) -> Probe:
+        load = replace(point.workload, rate=float(f"{rate:.3g}"), seconds=min(max(400 / rate, 2.0), 60.0))
+        return Probe(mode, load, BUDGETS, Tuning.of(BUDGETS, mode, device.costs.step))
+
+    typical = point.workload.length_quantiles.mean
+    returning = point.workload.reuse > 0
+    return guess_rate(device, at, mode, typical, point.workload.candidates, returning=returning)
+
+
+def main() -> None:
+    rows: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(max_workers=WORKERS, mp_context=multiprocessing.get_context("spawn")) as pool:
+        asked = [(point, [pool.submit(highest, point, mode) for mode in MODES]) for point in points()]
+        for point, answers in asked:
+            full, cache, relay = (answer.result() for answer in answers)
+            rows.append(
+                {
+                    "condition": point.condition,
+                    "value": point.value,
+                    "rates": {"full": full, "cache": cache, "relay": relay},
+                    "against_full": relay / full,
+                    "against_cache": relay / cache,
+                }
+            )
+            console.print(f"{point.condition} {point.value}: {full:.1f} {cache:.1f} {relay:.1f}/s {time.ctime()}")
+            result = {
+                "simulated": True,
+                "costs": "costs-h200.json",
+                "commit": commit(),
+                "budgets_ms": [BUDGETS.ranking_ms, BUDGETS.pipeline_ms],
+                "base": {"reuse": 0.875, "gap_s": 5.0, "lengths": 32768, "candidates": 512, "stages_ms": [90, 30]},
+                "rows": rows,
+            }
+            (RESULTS / "sensitivity-simulated.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""One page from result files: how much longer, how much more, under which conditions, and how that was measured."""
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from relaygr.errors import InvalidInput
+from relaygr.lab.figures import Chart, against, bars, over_time
+from relaygr.lab.probe import ProbeFile
+
+__all__ = ["Results", "load_results", "write_report"]
+
+RELAY: Final = "relay+host+extend"
+
+
+@dataclass
+class Results:
+    """What was measured: tables of headlines, and probes."""
+
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    probes: list[dict[str, Any]] = field(default_factory=list)
+
+
+def load_results(paths: Sequence[Path]) -> Results:
+    """From files of probes (.jsonl) and of headlines (.json). Raises InvalidInput for others."""
+    found = Results()
+    for path in paths:
+        if not path.exists():
+            raise InvalidInput("results", f"{path} does not exist")
+        if path.suffix == ".jsonl":
+            found.probes += list(ProbeFile(path))
+            continue
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+            table["shapes"], table["details"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidInput("results", f"{path} has neither probes nor a headline: {error!r}") from error
+        found.tables.append(table)
+    return found
+
+
+def write_report(results: Results, out: Path) -> Path:
+    """The page, `report.html`, which needs nothing else; and its figures as PNG beside it."""
+    out.mkdir(parents=True, exist_ok=True)
+    sections = [_headline(table) for table in results.tables]
+    groups = _grouped(results.probes)
+    for name, probes in groups.items():
+        charts = _charts(name, probes)
+        for chart in charts:
+            chart.png(out)
+        figures = "".join(f"<figure>{chart.svg()}</figure>" for chart in charts)
+        sections.append(f"<h2>{html.escape(name)}</h2>{_conditions(probes)}{figures}{_modes_table(probes)}")
+    sections += [_ran(table) for table in results.tables]
+    path = out / "report.html"
+    path.write_text(_PAGE.replace("{{sections}}", "\n".join(sections)), encoding="utf-8")
+    return path
+
+
+def _headline(table: Mapping[str, Any]) -> str:
+    heads = (
+        "model",
+        "what",
+        "behaviours",
+        "budgets, ms",
+        "reuse",
+        "full alone",
+        "against full",
+        "against cache",
+        "P99, ms",
+    )
+    lines = []
+    for name, detail in table["details"].items():
+        row = detail["row"]
+        ratio = row["length_ratio"] if detail["kind"] == "length" else row["throughput_ratio"]
+        what = "longest history" if detail["kind"] == "length" else "requests a second"
+        lines.append(
+            (
+                detail["shape"], f"{what}, {detail['traffic']} ({name})", f"{row['n'] or 0:,}",
+                "{:g} / {:g}".format(*row["budgets_ms"]), _number(row["reuse"], ".2f"),
+                _number(row["full_share"], ".0%"), _times(ratio["full"]), _times(ratio["cache"]),
+                _number(row["p99_ms"], ".1f"),
+            )
+        )  # fmt: skip
+    told = (
+        "Ratios of the whole relay over the same engine in mode full, and in mode cache, on the same device: of the "
+        "highest rate, or the longest history, at which P99 of ranking and pipeline keep to the budgets and 99 of 100 "
+        "requests are answered. “full alone” is the share of the ranking budget that a rank in full takes by itself; "
+        "a dash: not measured, or one of the two holds at no rate."
+    )
+    where = html.escape(str(table["machine"].get("gpu") or table["machine"].get("cpu")))
+    return f"<h2>Headline, {where}</h2><p>{told}</p>{_table(heads, lines)}"
+
+
+def _grouped(probes: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """By the row they were run for, or by what they have in common."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in probes:
+        load, budgets = row["probe"]["workload"], row["probe"]["budgets"]
+        common = f"{load['profile']}, {budgets['ranking_ms']:g} / {budgets['pipeline_ms']:g} ms"
+        groups.setdefault(row.get("row", common), []).append(row)
+    return groups
+
+
+def _charts(name: str, probes: Sequence[dict[str, Any]]) -> list[Chart]:
+    slug = "".join(letter if letter.isalnum() else "-" for letter in name)
+    lengths = [
+        float(row["probe"]["workload"]["lengths"]) for row in probes if row["probe"]["workload"]["lengths"].isdigit()
+    ]
+    by_length = len(set(lengths)) > 1
+    values = lengths if by_length else [row["probe"]["workload"]["rate"] for row in probes]
+    what = "behaviours" if by_length else "requests a second"
+    budget = probes[0]["probe"]["budgets"]["ranking_ms"]
+    charts = [against(f"{slug}-p99", f"{name}: P99 against {what}", probes, what, values, budget)]
+    best = _best(probes)
+    charts.append(
+        bars(f"{slug}-paths", f"{name}: paths taken", {mode: row["told"]["paths"] for mode, row in best.items()})
+    )
+    relay = best.get(RELAY)
+    if relay is not None and relay.get("moments"):
+        load = relay["probe"]["workload"]
+        title = f"{name}: the relay at {load['rate']:g}/s of {load['lengths']}"
+        charts.append(over_time(f"{slug}-time", title, relay["moments"]))
+    return charts
+
+
+def _best(probes: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of each mode the probe that went furthest: among those that held, or among all."""
+
+    def reach(row: dict[str, Any]) -> tuple[bool, float, float]:
+        load = row["probe"]["workload"]
+        length = float(load["lengths"]) if load["lengths"].isdigit() else 0.0
+        return row["told"]["within budgets"], length, load["rate"]
+
+    best: dict[str, dict[str, Any]] = {}
+    for row in probes:
+        mode = row["probe"]["mode"]
+        if mode not in best or reach(row) > reach(best[mode]):
+            best[mode] = row
+    return best
+
+
+def _conditions(probes: Sequence[dict[str, Any]]) -> str:
+    load, budgets = probes[0]["probe"]["workload"], probes[0]["probe"]["budgets"]
+    told = (
+        f"Budgets {budgets['ranking_ms']:g} ms for ranking and {budgets['pipeline_ms']:g} ms in all; retrieval and "
+        f"pre-processing take {load['retrieval_ms']:g} and {load['pre_processing_ms']:g} ms in the middle, "
+        f"{load['stage_spread']:g} times that at P99; {load['candidates']:,} candidates; users come back as "
+        f"{load['profile']} says (reuse {load['reuse']:g}); arrivals: {load['arrivals']}. A point is one probe, filled "
+        "where the budgets held."
+    )
+    return f"<p>{html.escape(told)}</p>"
+
+
+def _modes_table(probes: Sequence[dict[str, Any]]) -> str:
+    heads = (
+        "mode", "went furthest at", "held", "failed (95%)", "ranking P50 / P99, ms", "reuse", "device busy",
+        "device s per 1,000", "signals: precision / recall", "steps, ms",
+    )  # fmt: skip
+    lines = []
+    for mode, row in _best(probes).items():
+        told, load = row["told"], row["probe"]["workload"]
+        low, high = told["failed, 95%"]
+        lines.append(
+            (
+                mode, f"{load['rate']:g}/s of {load['lengths']}", "yes" if told["within budgets"] else "no",
+                f"{told['failed']:.1%} ({low:.1%}–{high:.1%})",
+                f"{_number(told['ranking P50'], '.1f')} / {_number(told['ranking P99'], '.1f')}",
+                f"{told['reuse']:.2f}", f"{told['device busy']:.0%}", f"{1000 / load['rate']:.1f}",
+                f"{_number(told['trigger precision'], '.0%')} / {_number(told['trigger recall'], '.0%')}",
+                f"{row['probe']['tuning']['step_ms']:g}",
+            )
+        )  # fmt: skip
+    return _table(heads, lines)
+
+
+def _ran(table: Mapping[str, Any]) -> str:
+    machine = ", ".join(f"{name}: {value}" for name, value in table["machine"].items() if value is not None)
+    lines = []
+    for name, detail in table["details"].items():
+        off = [
+            f"{mode} {guess / detail['found'][mode] - 1:+.0%}"
+            for mode, guess in detail["simulated"].items()
+            if detail["found"].get(mode)
+        ]
+        oracle = detail.get("oracle") or {}
+        checked = f"{oracle['difference']:.2g} of {oracle['allowed']:.2g} allowed" if oracle.get("allowed") else "–"
+        lines.append((name, ", ".join(off) or "–", checked, str(oracle.get("samples", 0))))
+    heads = ("row", "the simulator's error", "largest difference of scores", "answers checked")
+    commit = html.escape(f"Commit {table['commit']}. {machine}.")
+    return (
+        f"<h2>What ran</h2><p>{commit}</p>{_table(heads, lines)}"
+        "<p>One engine in one process, no network: latency counts from when a request was to be sent. Every mode runs "
+        "the same kernels, graphs and batching on the same device. Random weights; histories are random items.</p>"
+    )
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{html.escape(head)}</th>" for head in heads)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+    return f"<div class=wide><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}×"
+
+
+_PAGE: Final = """<!doctype html>
+<html lang=en><head><meta charset=utf-8><meta name=viewport content="width=device-width">
+<title>RelayGR: the relay against the same engine without it</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1080px; margin: 2em auto; padding: 0 1.2em }
+h1 { font-size: 1.7em; margin-bottom: .2em }
+h2 { font-size: 1.2em; margin-top: 2.2em; border-top: 1px solid #ddd; padding-top: 1em }
+table { border-collapse: collapse; font-size: 13px }
+th { text-align: left; font-weight: 600; border-bottom: 2px solid #1f6f8b }
+th, td { padding: .35em .8em .35em 0; vertical-align: top }
+tbody tr { border-bottom: 1px solid #eee }
+.wide { overflow-x: auto }
+figure { display: inline-block; width: 31em; margin: .6em 1.2em .6em 0; max-width: 100%; vertical-align: top }
+figure svg { width: 100%; height: auto }
+p { max-width: 72ch }
+</style></head><body>
+<h1>RelayGR: the relay against the same engine without it</h1>
+{{sections}}
+</body></html>
+"""

@@ -1,0 +1,98 @@
+"""A report is one page that needs nothing else, with every figure beside it, and says what was measured."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from relaygr.cli import app
+from relaygr.config import EngineConfig
+from relaygr.engine.simulated import SimulatedCosts
+from relaygr.lab.outcome import Budgets
+from relaygr.lab.probe import Device, Probe, ProbeFile
+from relaygr.lab.report import load_results, write_report
+from relaygr.lab.tuning import Tuning
+from relaygr.lab.workload import Workload
+from relaygr.serving.modes import Mode
+
+pytest.importorskip("matplotlib")
+
+BUDGETS = Budgets(12.0, 200.0)
+DEVICE = Device(
+    SimulatedCosts(step=3e-4, token=5e-6, pair=0.0, candidate=1e-6, candidate_pair=0.0),
+    2**20,
+    EngineConfig(device_cache="1GiB", host_cache="0", max_history=4096),
+)
+
+
+def probes(path: Path) -> None:
+    """Simulated ones, with what a real one is kept with."""
+    file = ProbeFile(path)
+    for mode in (Mode.FULL, Mode.RELAY_HOST_EXTEND):
+        for rate in (5.0, 20.0):
+            load = Workload(rate, 3.0, "reuse", lengths="2000", candidates=64, past_s=1.0)
+            probe = Probe(mode, load, BUDGETS, Tuning.of(BUDGETS, mode))
+            moments = [[0.25 * step, 0.5, 0.1, 0.0, 0.6, 0.4] for step in range(8)]
+            file.add(probe, DEVICE.simulate(probe), row="<half>", moments=moments)
+
+
+def headline(path: Path) -> None:
+    row = {
+        "budgets_ms": [12, 200], "n": 2000, "reuse": 0.0, "full_share": 0.86,
+        "length_ratio": {"full": None, "cache": None},
+        "throughput_ratio": {"full": 4.25, "cache": None}, "p99_ms": 9.5, "paths": {"FULL": 1.0},
+    }  # fmt: skip
+    detail = {
+        "shape": "d64", "row": row, "kind": "rate", "traffic": "cold", "found": {"full": 4.0, "cache": None},
+        "simulated": {"full": 5.0, "cache": 3.0}, "oracle": {"samples": 3, "difference": 1e-7, "allowed": 1e-5},
+    }  # fmt: skip
+    table = {
+        "machine": {"cpu": "some <cpu>"},
+        "commit": "abc123",
+        "shapes": {"d64": [row]},
+        "details": {"<half>": detail},
+    }
+    path.write_text(json.dumps(table))
+
+
+def test_the_page_needs_nothing_else_and_says_what_was_measured(tmp_path: Path) -> None:
+    probes(tmp_path / "probes.jsonl")
+    headline(tmp_path / "headline.json")
+    files = [str(tmp_path / name) for name in ("probes.jsonl", "headline.json")]
+    done = CliRunner().invoke(app, ["lab", "report", str(tmp_path / "report"), *files])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert page.count("<svg") == 3
+    assert {path.name for path in (tmp_path / "report").glob("*.png")} == {
+        "-half--p99.png",
+        "-half--paths.png",
+        "-half--time.png",
+    }
+    for said in ("4.25×", "some &lt;cpu&gt;", "abc123", "full +25%", "1e-07 of 1e-05 allowed", "&lt;half&gt;"):
+        assert said in page, said
+    linked = re.findall(r'(?:src|href)="(?!#)([^"]+)"', page)
+    assert not [link for link in linked if not link.startswith("data:")], linked
+
+
+def test_a_browser_shows_it(tmp_path: Path) -> None:
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("chromium is not installed: make system")
+    headline(tmp_path / "headline.json")
+    page = write_report(load_results([tmp_path / "headline.json"]), tmp_path)
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "4.25×" in shown
+    assert "What ran" in shown
+
+
+def test_files_that_are_no_results_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    for name, said in (("other.json", "neither"), ("missing.json", "does not exist")):
+        done = CliRunner().invoke(app, ["lab", "report", str(tmp_path / "out"), str(tmp_path / name)])
+        assert done.exit_code == 1
+        assert said in done.stderr
