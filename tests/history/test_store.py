@@ -337,6 +337,8 @@ class Model(RuleBasedStateMachine):
         self.opener = opener
         self.store = opener()
         self.kept: dict[str, History] = {}
+        self.known: dict[str, History] = {}
+        """As it was read last."""
 
     def later(self, user: str, new: History) -> History:
         """The behaviours, moved behind the user's last."""
@@ -381,6 +383,10 @@ class Model(RuleBasedStateMachine):
         assert self.store.read(user, last) == kept[max(0, len(kept) - last) :]
         window = kept[page * PAGE :]
         assert self.store.read(user, start=page * PAGE) == window
+        again = self.store.read(user, start=page * PAGE, known=self.known.get(user))
+        assert again == window
+        assert again.digest() == window.digest()
+        self.known[user] = again
         length = min(last, len(window))
         assert self.store.digest(user, length, start=page * PAGE) == window.digest(length)
 

@@ -8,6 +8,8 @@ import uvicorn
 
 from relaygr.clock import run_virtual
 from relaygr.serving.connection import ARRIVE_S, Connection
+from relaygr.serving.http import App, Reply, Request
+from relaygr.serving.wire import Encoding
 
 BODY = b'{"a": 1}'
 HEAD = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\n\r\n"
@@ -20,6 +22,7 @@ class Wire:
     def __init__(self) -> None:
         self.written: list[bytes] = []
         self.closed_at: float | None = None
+        self.reading, self.pauses = True, 0
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
@@ -31,28 +34,36 @@ class Wire:
     def is_closing(self) -> bool:
         return self.closed_at is not None
 
+    def set_write_buffer_limits(self, high: int) -> None: ...
     def get_extra_info(self, name: str) -> Any:
         return None
 
-    def resume_reading(self) -> None: ...
-    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+        self.pauses += 1
 
 
-async def echo(scope: Any, receive: Any, send: Any) -> None:
-    body = b""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return
-        body += message["body"]
-        if not message["more_body"]:
-            break
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
-    await send({"type": "http.response.body", "body": body})
+class Echo(App):
+    """Answers with what it is sent."""
+
+    calls = {"/x": "POST"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__(1000)
+        self.takes_s = 0.0
+
+    async def route(self, request: Request, encoding: Encoding) -> Reply | None:
+        await asyncio.sleep(self.takes_s)
+        return Reply(200, request.body, encoding) if request.path in self.calls else None
 
 
-def connected() -> tuple[Connection, Wire]:
-    config = uvicorn.Config(echo, lifespan="off", interface="asgi3", timeout_keep_alive=75, http=Connection)
+def connected(app: App | None = None) -> tuple[Connection, Wire]:
+    config = uvicorn.Config(
+        app or Echo(), lifespan="off", interface="asgi3", timeout_keep_alive=75, proxy_headers=False
+    )
     config.load()
     connection = Connection(config, uvicorn.Server(config).server_state, {}, asyncio.get_running_loop())
     wire = Wire()
@@ -110,7 +121,7 @@ def test_an_answered_client_may_wait_with_its_next_request_but_not_within_it() -
             connection.data_received(WHOLE)
             await asyncio.sleep(ARRIVE_S + 10)  # less than connections are kept for
             assert not wire.is_closing()
-        connection.data_received(b"\r\n")  # not even the first byte of one
+        connection.data_received(WHOLE[:1])
         began = loop.time()
         await asyncio.sleep(ARRIVE_S + 1)
         assert wire.closed_at == pytest.approx(began + ARRIVE_S)
@@ -119,18 +130,158 @@ def test_an_answered_client_may_wait_with_its_next_request_but_not_within_it() -
     run_virtual(main())
 
 
-def test_a_request_that_arrived_may_take_long_to_answer() -> None:
+def test_a_connection_that_nobody_uses_is_closed_in_silence() -> None:
     async def main() -> None:
         connection, wire = connected()
+        connection.data_received(WHOLE)
+        await asyncio.sleep(74)
+        assert not wire.is_closing()
+        connection.data_received(b"\r\n")  # not the first byte of a request
+        await asyncio.sleep(80)
+        assert wire.closed_at == pytest.approx(74 + 75)
+        assert [part[:12] for part in wire.written] == [b"HTTP/1.1 200"]
+        connection.connection_lost(None)
 
-        async def slow(scope: Any, receive: Any, send: Any) -> None:
-            await asyncio.sleep(10 * ARRIVE_S)
-            await echo(scope, receive, send)
+    run_virtual(main())
 
-        connection.app = slow
+
+def test_a_request_that_arrived_may_take_long_to_answer() -> None:
+    async def main() -> None:
+        app = Echo()
+        app.takes_s = 10 * ARRIVE_S
+        connection, wire = connected(app)
         connection.data_received(WHOLE)
         await asyncio.sleep(11 * ARRIVE_S)
         assert [part[:12] for part in wire.written] == [b"HTTP/1.1 200"]
+        connection.connection_lost(None)
+
+    run_virtual(main())
+
+
+def test_requests_that_come_at_once_are_answered_in_their_order() -> None:
+    async def main() -> None:
+        app = Echo()
+        app.takes_s = 0.1
+        connection, wire = connected(app)
+        bodies = [b"body-%03d" % number for number in range(20)]
+        connection.data_received(b"".join(HEAD + body for body in bodies) + HEAD[:10])
+        assert not wire.reading, "they are not read on while many wait"
+        await asyncio.sleep(5.0)
+        assert wire.pauses == 1
+        assert [part[-8:] for part in wire.written] == bodies
+        assert app.requests["/x", 200] == 20
+        connection.data_received(HEAD[10:] + BODY)
+        await asyncio.sleep(1.0)
+        assert wire.written[-1].endswith(BODY)
+        connection.connection_lost(None)
+
+    run_virtual(main())
+
+
+def test_a_client_that_goes_cancels_its_request_at_once() -> None:
+    async def main() -> None:
+        app = Echo()
+        app.takes_s = 100.0
+        connection, wire = connected(app)
+        connection.data_received(WHOLE)
+        await asyncio.sleep(1.0)
+        assert app.busy == 1
+        wire.close()
+        connection.connection_lost(None)
+        await asyncio.sleep(0.1)
+        assert app.busy == 0
+        assert app.requests == {("/x", 499): 1}
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_over_the_bound_is_refused_at_once_and_dropped_and_the_next_request_is_read(chunked: bool) -> None:
+    async def main() -> None:
+        app = Echo()
+        connection, wire = connected(app)
+        if chunked:
+            connection.data_received(HEAD.replace(b"content-length: 8", b"transfer-encoding: chunked"))
+            for _ in range(20):
+                connection.data_received(b"64\r\n" + b"x" * 100 + b"\r\n")
+        else:
+            connection.data_received(HEAD.replace(b"length: 8", b"length: 5000"))
+            assert len(wire.written) == 1, "before any of it has come"
+            for _ in range(50):
+                connection.data_received(b"x" * 100)
+        assert [part[:12] for part in wire.written] == [b"HTTP/1.1 413"]
+        assert not connection._parts
+        connection.data_received((b"0\r\n\r\n" if chunked else b"") + WHOLE)
+        await asyncio.sleep(0.1)
+        assert [part[:12] for part in wire.written] == [b"HTTP/1.1 413", b"HTTP/1.1 200"]
+        assert app.requests == {("/x", 413): 1, ("/x", 200): 1}
+        connection.connection_lost(None)
+
+    run_virtual(main())
+
+
+def test_who_wants_no_more_is_told_so_and_closed() -> None:
+    async def main() -> None:
+        for head in (HEAD.replace(b"HTTP/1.1", b"HTTP/1.0"), HEAD.replace(b"host: x", b"host: x\r\nconnection: close")):
+            connection, wire = connected()
+            connection.data_received(head + BODY)
+            await asyncio.sleep(0.1)
+            assert b"connection: close" in wire.written[0]
+            assert wire.is_closing()
+            connection.connection_lost(None)
+
+    run_virtual(main())
+
+
+def test_who_asks_before_sending_a_body_is_told_to_go_on_unless_it_is_not_wanted() -> None:
+    async def main() -> None:
+        connection, wire = connected()
+        asking = HEAD.replace(b"host: x", b"host: x\r\nexpect: 100-continue")
+        connection.data_received(asking)
+        assert wire.written == [b"HTTP/1.1 100 Continue\r\n\r\n"]
+        connection.data_received(BODY)
+        await asyncio.sleep(0.1)
+        assert wire.written[-1].endswith(BODY)
+        connection.data_received(asking.replace(b"length: 8", b"length: 5000"))
+        assert wire.written[-1].startswith(b"HTTP/1.1 413")
+        connection.connection_lost(None)
+
+    run_virtual(main())
+
+
+def test_the_end_of_the_server_waits_for_what_is_under_way() -> None:
+    async def main() -> None:
+        app = Echo()
+        app.takes_s = 1.0
+        connection, wire = connected(app)
+        connection.data_received(WHOLE)
+        connection.shutdown()
+        assert not wire.is_closing()
+        await asyncio.sleep(2.0)
+        assert b"connection: close" in wire.written[0]
+        assert wire.closed_at == pytest.approx(1.0)
+        connection.connection_lost(None)
+        connection, wire = connected(app)
+        connection.shutdown()
+        assert wire.is_closing()
+        connection.connection_lost(None)
+
+    run_virtual(main())
+
+
+def test_a_client_that_does_not_read_is_not_answered_on() -> None:
+    async def main() -> None:
+        connection, wire = connected()
+        connection.data_received(WHOLE)
+        await asyncio.sleep(0.1)
+        connection.pause_writing()
+        connection.data_received(WHOLE)
+        await asyncio.sleep(1.0)
+        assert len(wire.written) == 1
+        connection.resume_writing()
+        await asyncio.sleep(0.1)
+        assert len(wire.written) == 2
+        connection.connection_lost(None)
 
     run_virtual(main())
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypedDict, TypeVar
 
@@ -288,9 +289,10 @@ class Pipeline:
             limit = min(end, _Limit(arrived + store_ms / 1e3, f"{store_ms:g} ms of the store"))
         try:
             if recent is not None and self._read_here:
-                history = self._read(user)
+                history = self._read(user, recent)
             else:
-                history = await self._by(limit, "reading the history", lambda: self._offload(lambda: self._read(user)))
+                read = partial(self._read, user, recent)
+                history = await self._by(limit, "reading the history", lambda: self._offload(read))
         except (DeadlineExceeded, Unavailable, StoreError) as error:
             if recent is None or isinstance(error, StoreCorrupt):
                 raise
@@ -298,11 +300,11 @@ class Pipeline:
         self._recent.keep(user, history, number)
         return history, False
 
-    def _read(self, user: str) -> History:
+    def _read(self, user: str, recent: History | None) -> History:
         """The window of the user's history. It begins at a page, so that stored page hashes come with it."""
         window, length = self.config.window, self._store.length(user)
         while True:
-            history = self._store.read(user, start=window.start(length))
+            history = self._store.read(user, start=window.start(length), known=recent)
             length = history.start + len(history)
             if history.start <= window.start(length):
                 return window.apply(history)

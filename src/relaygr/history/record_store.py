@@ -1,7 +1,7 @@
 """What stores do with records, whatever holds them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -57,7 +57,7 @@ class RecordStore(ABC):
         key = user_key(user)
         return self._run(lambda records: records.remove(key), write=True)
 
-    def read(self, user: str, last: int | None = None, *, start: int = 0) -> History:
+    def read(self, user: str, last: int | None = None, *, start: int = 0, known: History | None = None) -> History:
         key, start = user_key(user), _count("start", start)
         last = None if last is None else _count("last", last)
 
@@ -71,9 +71,14 @@ class RecordStore(ABC):
             end = -(-length // PAGE)
             records.expect(key, page, end)
             hashes = records.hashes(key, entry, page, end)
-            items, actions, timestamps = records.columns(key, entry, page, hashes)
-            known = () if skip else hashes[: length // PAGE - page]
-            return History.from_store(items[skip:], actions[skip:], timestamps[skip:], start=low, page_hashes=known)
+            whole = () if skip else hashes[: length // PAGE - page]
+            shared = _shared(known.page_hashes(), whole) if known is not None and known.start == low else 0
+            if not shared:
+                items, actions, timestamps = records.columns(key, entry, page, hashes)
+                return History.from_store(items[skip:], actions[skip:], timestamps[skip:], start=low, page_hashes=whole)
+            assert known is not None
+            kept, rest = known[: shared * PAGE], hashes[shared:]
+            return kept.append(*records.columns(key, entry, page + shared, rest)) if rest else kept
 
         return self._run(work)
 
@@ -124,6 +129,12 @@ class RecordStore(ABC):
     def _user(self, user: str) -> User | None:
         key = user_key(user)
         return self._run(lambda records: records.user(key))
+
+
+def _shared(ours: Sequence[bytes], stored: Sequence[bytes]) -> int:
+    """How many pages from the first on are the same."""
+    pairs = zip(ours, stored, strict=False)
+    return next((page for page, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(ours), len(stored)))
 
 
 def _count(field: str, value: int) -> int:

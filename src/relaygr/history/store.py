@@ -63,11 +63,14 @@ class HistoryStore(Protocol):
         """Forgets the user. Returns whether there was anything to forget."""
         ...
 
-    def read(self, user: str, last: int | None = None, *, start: int = 0) -> History:
+    def read(self, user: str, last: int | None = None, *, start: int = 0, known: History | None = None) -> History:
         """The user's behaviours from `start` on, and of these the newest `last` (all of them by default).
 
         The History says where it starts. It owns its arrays, and brings the stored page hashes where it
         starts at a page. A `start` behind the end gives an empty History that starts at the end.
+
+        `known` is what was read before: pages of it that are stored still, by their hashes, need not be read again. It
+        changes nothing about the answer.
         """
         ...
 

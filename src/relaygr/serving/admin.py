@@ -5,10 +5,10 @@ These calls stand beside a server's own, under /v1/admin/, and are refused befor
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from relaygr.errors import InvalidInput, RelayError, Unavailable
 from relaygr.history import HistoryStore
@@ -69,15 +69,11 @@ class AdminApp(App):
         self.calls = {operation.path: operation.method for operation in known}  # type: ignore[misc]  # one's own
         self._app, self._token, self._evict, self._swap = app, token, evict, swap
 
-    async def _answer(self, scope: Scope, client: Any) -> Reply:
-        return self._refused(scope) or await super()._answer(scope, client)
-
-    def _refused(self, scope: Scope) -> Reply | None:
+    def refused(self, headers: Mapping[bytes, bytes]) -> Reply | None:
         """From the headers alone, in the same time for any wrong token."""
         if self._token is None:
             return _refusal(403, "no token is set here: name its file under [admin] token_file")
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) == 1 and hmac.compare_digest(given[0], b"Bearer " + self._token):
+        if hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self._token):
             return None
         return _refusal(401, "authorization: Bearer and the token are wanted", (b"www-authenticate", b"Bearer"))
 
@@ -106,9 +102,13 @@ class Beside:
     def __init__(self, app: App, admin: AdminApp) -> None:
         self._app, self._admin = app, admin
 
+    def at(self, path: str) -> App:
+        """Who answers there."""
+        return self._admin if path.startswith(PREFIX) else self._app
+
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        admin = scope["type"] == "http" and scope["path"].startswith(PREFIX)
-        return (self._admin if admin else self._app)(scope, receive, send)
+        """As ASGI has it."""
+        return self.at(scope.get("path", ""))(scope, receive, send)
 
 
 def evict_at_instance(engine: link.EngineCalls, slot: str) -> Evict:

@@ -121,6 +121,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
+        self._transport.set_write_buffer_limits(high=0)  # uvloop writes at once: there is one write for a request
 
     async def exchange(self, message: bytes) -> Response:
         assert self._transport is not None

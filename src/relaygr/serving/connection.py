@@ -1,107 +1,241 @@
-"""One connection of a server: uvicorn's, but a reply leaves in one write, and a request must arrive in time."""
+"""One connection of a server: HTTP/1.1 by httptools' parser, straight to an App, under uvicorn.
+
+uvicorn accepts, ends and counts connections. Its own protocol makes a scope, an event, two channels and four messages
+of every request, and two writes of a reply; for a rank that took as long as all else that a frontend does.
+"""
 
 import asyncio
-import sys
+import logging
+import urllib.parse
+from collections import deque
+from http import HTTPStatus
 from typing import Any, Final, cast
 
-import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+import uvicorn
 
-from relaygr.serving.wire import Encoding, ErrorReply
+from relaygr.serving.http import RETRY_AFTER, App, Reply, Request
+from relaygr.serving.wire import Encoding, ErrorReply, encode
 
 __all__ = ["ARRIVE_S", "Connection"]
 
+_log = logging.getLogger(__name__)
+
 ARRIVE_S: Final = 30.0
 """How long a request may take from its first byte, or from the connection, to its last."""
+WAITING: Final = 8
+"""Requests of one connection that wait for those before them; then it is not read on."""
+_STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+Asked = tuple[App, Request] | Reply
 
 
-class Connection(HttpToolsProtocol):
-    """What uvicorn does, with a limit to how long a request may be on its way: clients that never finish one do not
-    hold connections for good. Those get 408, where nothing was answered yet, and are closed."""
+class Connection(asyncio.Protocol):
+    """Requests are answered one after the other. A client that goes cancels its request; one that never finishes it
+    gets 408. Its body is not kept where the head decides the answer, or where it is too large."""
 
     arrive_s = ARRIVE_S
-    _partial = True
-    _timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        super().connection_made(cast(asyncio.Transport, _OneWrite(transport, self.loop)))
-        self._timer = self.loop.call_later(self.arrive_s, self._late)
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: Any,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """As uvicorn makes it."""
+        self._app = cast(App, config.loaded_app)
+        self._idle_s = config.timeout_keep_alive
+        self._server = server_state
+        self._loop = _loop or asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # dropped; else it would be an error
+        self._waiting: deque[tuple[Asked, bool, bool]] = deque()
+        """What is asked, whether by HEAD, and whether the connection is kept."""
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._partial = True
+        self._ending = self._paused = False
+        self._discarding = False
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    # ---- the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
+        self._transport.set_write_buffer_limits(high=0)  # uvloop writes at once: there is one write for a reply
+        self._server.connections.add(self)
+        self._timer = self._loop.call_later(self.arrive_s, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._arrived()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._partial = True
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._partial = False
-
-    def send_400_response(self, msg: str) -> None:
-        """Called where a request could not be read; not its sender's fault where there was no memory for it."""
-        error = sys.exc_info()[1]
-        while error is not None and not isinstance(error, MemoryError):
-            error = error.__cause__ or error.__context__
-        if error is None:
-            super().send_400_response(msg)
-        else:
-            self._refuse(503, "Service Unavailable", "Unavailable", "this process has no memory for the request now")
+        self._server.connections.discard(self)
+        self._await(None)
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if not self._partial and not self._answered:
-            self._arrived()
-        elif self._timer is None and not self.transport.is_closing():
-            self._timer = self.loop.call_later(self.arrive_s, self._late)
+        before = self._partial
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # nothing else is spoken here: its request is answered as any other
+        except httptools.HttpParserError as error:
+            self._unreadable(error)
+            return
+        if not self._partial:
+            self._await(None if self._busy else self._idle_s)
+        elif not before or self._timer is None:
+            self._await(self.arrive_s)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._next()
+
+    def shutdown(self) -> None:
+        """uvicorn is ending: what is under way is answered first."""
+        self._ending = True
+        if not self._busy:
+            self._transport.close()
 
     @property
-    def _answered(self) -> bool:
-        """Whether no request is under way."""
-        return self.cycle is None or self.cycle.response_complete
+    def _busy(self) -> bool:
+        return self._task is not None or bool(self._waiting)
 
-    def _arrived(self) -> None:
+    # ---- a request, as it is parsed
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers, self._parts, self._size = b"", {}, [], 0
+        self._partial, self._discarding = True, False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name, headers = name.lower(), self._headers
+        headers[name] = headers[name] + b", " + value if name in headers else value
+
+    def on_headers_complete(self) -> None:
+        path = (httptools.parse_url(self._url).path or b"").decode("latin-1")
+        self._path = urllib.parse.unquote(path) if "%" in path else path
+        self._method = self._parser.get_method().decode("latin-1")
+        self._to = self._app.at(self._path)
+        early = self._to.early(self._path, self._headers)
+        if early is not None:
+            self._discard(early)
+        elif self._headers.get(b"expect", b"").lower() == b"100-continue" and not self._busy:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        if self._discarding:
+            return
+        self._parts.append(body)
+        self._size += len(body)
+        if self._size > self._to.max_body:
+            self._discard(self._to.too_large(self._path))
+
+    def on_message_complete(self) -> None:
+        self._partial = False
+        if not self._discarding:
+            body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._ask((self._to, Request(self._method, self._path, self._headers, body)))
+        self._headers, self._parts = {}, []
+
+    def _discard(self, reply: Reply) -> None:
+        """Answer now; what is still to come of the body is dropped."""
+        self._discarding, self._parts = True, []
+        self._ask(reply)
+
+    # ---- its answer
+
+    def _ask(self, asked: Asked) -> None:
+        keep = self._parser.should_keep_alive() and self._parser.get_http_version() != "1.0"
+        self._waiting.append((asked, self._method == "HEAD", keep))
+        if len(self._waiting) == WAITING + 1:
+            self._transport.pause_reading()
+        self._next()
+
+    def _next(self) -> None:
+        """Answer what was asked next, unless something is being answered, or the client does not read."""
+        while self._waiting and self._task is None and not self._paused and not self._transport.is_closing():
+            asked, head, keep = self._waiting.popleft()
+            if len(self._waiting) == WAITING:
+                self._transport.resume_reading()
+            if isinstance(asked, Reply):
+                self._write(asked, head, keep)
+            else:
+                self._task = self._loop.create_task(self._answer(*asked, head, keep))
+                self._server.tasks.add(self._task)
+                self._task.add_done_callback(self._server.tasks.discard)
+
+    async def _answer(self, app: App, request: Request, head: bool, keep: bool) -> None:
+        app.busy += 1
+        try:
+            reply = await app.reply_to(request)
+            self._task = None
+            self._write(reply, head, keep)
+        finally:
+            self._task = None
+            app.busy -= 1
+        self._next()
+
+    def _write(self, reply: Reply, head: bool, keep: bool) -> None:
+        self._server.total_requests += 1
+        if self._transport.is_closing():
+            return
+        lines = [
+            _STATUS[reply.status],
+            b"content-type: %b\r\ncontent-length: %d\r\n" % (reply.content_type.encode(), len(reply.body)),
+            *[b"%b: %b\r\n" % header for header in reply.headers],
+        ]
+        last = (self._ending or not keep) and not self._waiting
+        lines.append(b"connection: close\r\n\r\n" if last else b"\r\n")
+        if not head:
+            lines.append(reply.body)
+        self._transport.write(b"".join(lines))
+        if last:
+            self._transport.close()
+        elif not self._waiting and not self._partial:
+            self._await(self._idle_s)
+
+    # ---- what does not come to an answer
+
+    def _await(self, seconds: float | None) -> None:
+        """What the client sends next must have arrived, or begun, by then."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = None if seconds is None else self._loop.call_later(seconds, self._late)
 
     def _late(self) -> None:
-        self._refuse(408, "Request Timeout", "InvalidInput", f"the request did not arrive within {self.arrive_s:g} s")
+        if self._busy:  # the next request is late, and the one before is being answered
+            self._await(self.arrive_s)
+        elif self._partial:
+            told = ErrorReply(error="InvalidInput", message=f"the request did not arrive within {self.arrive_s:g} s")
+            self._refuse(408, told)
+        else:
+            self._transport.close()
 
-    def _refuse(self, status: int, name: str, error: str, message: str) -> None:
-        """Close the connection; with an answer where none was begun."""
-        if self.transport.is_closing():
-            return
-        if self._answered or not self.cycle.response_started:
-            body = msgspec.json.encode(ErrorReply(error=error, message=message))
-            head = f"HTTP/1.1 {status} {name}\r\ncontent-type: {Encoding.JSON.value}\r\n"
-            head += f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
-            self.transport.write(head.encode() + body)
-        self.transport.close()
+    def _unreadable(self, error: BaseException) -> None:
+        """Its sender's fault, unless a callback failed: then there was no memory for it, or something is wrong here."""
+        cause = error.__cause__ or error.__context__
+        if not isinstance(error, httptools.HttpParserCallbackError) or isinstance(cause, httptools.HttpParserError):
+            self._refuse(400, ErrorReply(error="InvalidInput", message="this is not HTTP/1.1 as it is read here"))
+        elif isinstance(cause, MemoryError):
+            told = "this process has no memory for the request now"
+            self._refuse(503, ErrorReply(error="Unavailable", message=told))
+        else:
+            _log.error("a request could not be read", exc_info=error)
+            self._refuse(500, ErrorReply(error="RelayError", message="something failed here; the log says what"))
 
-
-class _OneWrite:
-    """A transport that writes once in a turn of the event loop: head and body of a reply leave together."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._parts: list[bytes] = []
-        self.is_closing = transport.is_closing
-
-    def write(self, data: bytes) -> None:
-        if not self._parts:
-            self._loop.call_soon(self._flush)
-        self._parts.append(data)
-
-    def close(self) -> None:
-        self._flush()
+    def _refuse(self, status: int, told: ErrorReply) -> None:
+        """Close the connection, with an answer where none is under way."""
+        if not self._busy:
+            again = (RETRY_AFTER,) if status == 503 else ()
+            self._write(Reply(status, encode(Encoding.JSON, told), headers=again), False, False)
         self._transport.close()
-
-    def _flush(self) -> None:
-        parts, self._parts = self._parts, []
-        if parts and not self.is_closing():
-            self._transport.write(b"".join(parts))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)

@@ -104,7 +104,7 @@ class EngineConnection(link.Frames):
         if error is not None:
             self.send(_failure(number, error))
         else:
-            self.send(link.Answer(number, told(future.result(), self.pulse)))
+            self.send(link.Answer(number, told(future.result(), self.pulse)), alone=not self._running)
 
     def pulse(self) -> tuple[float, int]:
         if self._pulse is None:

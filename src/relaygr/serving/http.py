@@ -1,11 +1,11 @@
-"""Plain ASGI: bounded bodies in, one reply out, errors as documented answers."""
+"""Requests in, one reply out, errors as documented answers."""
 
 import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, ClassVar, Final, NamedTuple
 
 from relaygr.errors import (
@@ -22,7 +22,7 @@ from relaygr.serving.metrics import Histogram, Histograms, Metrics
 from relaygr.serving.wire import Encoding, ErrorReply, encode, encoding_of
 from relaygr.shown import shown
 
-__all__ = ["App", "Conflict", "Reply", "Request", "TooLarge", "error_reply", "read_request", "send_reply"]
+__all__ = ["App", "Conflict", "Reply", "Request", "TooLarge", "error_reply", "send_reply"]
 
 _log = logging.getLogger(__name__)
 
@@ -77,29 +77,29 @@ class Reply(NamedTuple):
     headers: Headers = ()
 
 
-async def read_request(scope: Scope, receive: Receive, limit: int) -> Request:
-    """The request, its body bounded before it is read. A header given twice is the list of both, as HTTP has it, and so
-    no number and no content type. Raises TooLarge and Disconnected."""
-    headers: dict[bytes, bytes] = {}
-    for name, value in scope["headers"]:
-        headers[name] = headers[name] + b", " + value if name in headers else value
-    declared = headers.get(b"content-length", b"0")
-    if declared.isdigit() and int(declared) > limit:
-        raise TooLarge(f"the body has {int(declared)} bytes, {limit} are read")
+def joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Headers by name, in lower case. One given twice is the list of both, as HTTP has it, and so no number and no
+    content type."""
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        found[name] = found[name] + b", " + value if name in found else value
+    return found
+
+
+async def _body(receive: Receive, limit: int) -> bytes:
+    """All of it. Raises TooLarge and Disconnected."""
     parts: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Disconnected
-        part = message.get("body", b"")
-        size += len(part)
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
         if size > limit:
             raise TooLarge(f"the body has more than {limit} bytes")
         if not message.get("more_body"):
-            body = b"".join((*parts, part)) if parts else part
-            return Request(scope["method"], scope["path"], headers, body)
-        parts.append(part)
+            return b"".join(parts)
 
 
 async def send_reply(send: Send, reply: Reply) -> None:
@@ -135,7 +135,8 @@ def error_reply(error: RelayError, encoding: Encoding) -> Reply:
 
 
 class App(ABC):
-    """An ASGI app of bounded requests. `draining` refuses new work; `busy` counts what was taken and not answered."""
+    """What answers bounded requests: of `Connection`, which serves, or of any ASGI server. `draining` refuses new work;
+    `busy` counts what was taken and not answered."""
 
     calls: ClassVar[Mapping[str, str]]
     """The paths it answers, and the method of each."""
@@ -149,51 +150,92 @@ class App(ABC):
         """By path."""
         self.metrics = Metrics()
         self.metrics.tell(metrics.HTTP, lambda: self)
-        self._max_body = max_body
+        self.max_body = max_body
 
     @abstractmethod
     async def route(self, request: Request, encoding: Encoding) -> Reply | None:
         """The reply, or None where path and method do not go together. RelayErrors become answers."""
 
+    def at(self, path: str) -> "App":
+        """Who answers there."""
+        return self
+
+    def refused(self, headers: Mapping[bytes, bytes]) -> Reply | None:
+        """What the head of a request alone decides; None: its body is read."""
+        return None
+
+    def early(self, path: str, headers: Mapping[bytes, bytes]) -> Reply | None:
+        """The answer to a request of which no more than the head is wanted."""
+        reply = self.refused(headers)
+        if reply is None:
+            declared = headers.get(b"content-length", b"0")
+            if not declared.isdigit() or int(declared) <= self.max_body:
+                return None
+            reply = error_reply(
+                TooLarge(f"the body has {int(declared)} bytes, {self.max_body} are read"), Encoding.JSON
+            )
+        self.requests[self._call(path), reply.status] += 1
+        return reply
+
+    def too_large(self, path: str) -> Reply:
+        """The answer to a request whose body did not end in time to be read."""
+        self.requests[self._call(path), 413] += 1
+        return error_reply(TooLarge(f"the body has more than {self.max_body} bytes"), Encoding.JSON)
+
+    async def reply_to(self, request: Request) -> Reply:
+        """The answer to a whole request; whatever goes wrong is one, too. Cancelled when its client goes.
+
+        Who asks counts it as `busy` until it is sent."""
+        began, call = time.monotonic(), self._call(request.path)
+        try:
+            reply = await self._answer(request)
+        except asyncio.CancelledError:
+            self.requests[call, GONE] += 1
+            raise
+        self.requests[call, reply.status] += 1
+        self.seconds[call,].observe(time.monotonic() - began)
+        return reply
+
+    def _call(self, path: str) -> str:
+        return path if path in self.calls else OTHER
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
         if scope["type"] != "http":
             raise RuntimeError(f"HTTP is spoken here, not {scope['type']}")
-        began = time.monotonic()
-        call = scope["path"] if scope["path"] in self.calls else OTHER
-        self.busy += 1
-        client = _Client(receive)
+        path, headers, client = scope["path"], joined(scope["headers"]), _Client(receive)
+        early = self.early(path, headers)
+        if early is not None:
+            return await send_reply(send, early)
         try:
-            reply = await self._answer(scope, client)
-            self.requests[call, reply.status] += 1
-            self.seconds[call,].observe(time.monotonic() - began)
-            await send_reply(send, reply)
+            body = await _body(receive, self.max_body)
+        except TooLarge:
+            return await send_reply(send, self.too_large(path))
         except Disconnected:
-            pass
+            return None
+        self.busy += 1
+        client.watch()
+        try:
+            await send_reply(send, await self.reply_to(Request(scope["method"], path, headers, body)))
         except asyncio.CancelledError:
             if not client.gone:
                 raise
-            self.requests[call, GONE] += 1
         finally:
             client.forget()
             self.busy -= 1
 
-    async def _answer(self, scope: Scope, client: "_Client") -> Reply:
-        """Whatever goes wrong is an answer, too. Cancelled when the client goes: then nobody wants it."""
+    async def _answer(self, request: Request) -> Reply:
         encoding = Encoding.JSON
         try:
-            request = await read_request(scope, client.receive, self._max_body)
-            client.watch()
             if request.method == "POST" == self.calls.get(request.path):
                 encoding = encoding_of(request.header(b"content-type"))
             reply = await self.route(request, encoding)
         except RelayError as error:
             return error_reply(error, encoding)
-        except Disconnected:
-            raise
         except MemoryError:
             return error_reply(Unavailable("this process has no memory for the request now"), encoding)
         except Exception:
-            _log.exception("%s %s failed unexpectedly", scope["method"], scope["path"])
+            _log.exception("%s %s failed unexpectedly", request.method, request.path)
             return error_reply(RelayError("something failed here that should not; the log says what"), encoding)
         if reply is not None:
             return reply

@@ -157,7 +157,7 @@ class Frames(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
-        self._transport.set_write_buffer_limits(high=TOGETHER - 1)  # from here on, uvloop does not wait for more
+        self._transport.set_write_buffer_limits(high=0)  # uvloop writes at once: what goes together is decided here
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -176,16 +176,16 @@ class Frames(asyncio.Protocol):
                 begin = end
         del self._received[:begin]
 
-    def send(self, message: Call | Answer) -> None:
-        """Soon, together with whatever else is sent in this turn of the loop."""
+    def send(self, message: Call | Answer, *, alone: bool = False) -> None:
+        """Soon, together with whatever else is sent in this turn of the loop; at once where that is `alone`."""
         begin = len(self._outgoing)
-        if not self._flushing:
+        if not self._flushing and not alone:
             self._flushing = True
             self._loop.call_soon(self._end_of_turn)
         self._outgoing += b"\0\0\0\0"
         _ENCODER.encode_into(message, self._outgoing, begin + 4)
         _LENGTH.pack_into(self._outgoing, begin, len(self._outgoing) - begin - 4)
-        if len(self._outgoing) >= TOGETHER:
+        if alone or len(self._outgoing) >= TOGETHER:
             self._flush()
 
     def _end_of_turn(self) -> None:
@@ -257,7 +257,7 @@ class EngineLink(Frames):
         number = next(self._numbers)
         future = self._waiting[number] = self._loop.create_future()
         timer = None if late_at is None else self._loop.call_at(late_at, _late, future)
-        self.send(Call(number, what))
+        self.send(Call(number, what), alone=len(self._waiting) == 1)
         try:
             answer = await future
         except (asyncio.CancelledError, DeadlineExceeded):

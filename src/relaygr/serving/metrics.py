@@ -164,7 +164,7 @@ HTTP: Final[tuple[Metric[Served], ...]] = (
     Metric(
         "relaygr_http_request_seconds",
         Kind.HISTOGRAM,
-        "From a request's head to its reply, by call.",
+        "From a request's last byte to its reply, by call.",
         ("call",),
         lambda app: app.seconds,
     ),
