@@ -37,7 +37,7 @@ from relaygr.serving.modes import Mode
 
 SEARCHED = (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)
 OTHERS = (Mode.TRUNCATE, Mode.RELAY, Mode.RELAY_HOST, Mode.ALWAYS_TRIGGER, Mode.NEVER_TRIGGER)
-TRIES = {Mode.FULL: 4, Mode.CACHE: 4, Mode.RELAY_HOST_EXTEND: 6}
+TRIES = {Mode.FULL: 5, Mode.CACHE: 4, Mode.RELAY_HOST_EXTEND: 6}
 STAGES = 0.6, 0.2
 """Retrieval and pre-processing take these shares of what the pipeline leaves to them, in the middle."""
 STAGE_SPREAD = 1.25
@@ -88,7 +88,7 @@ def on_gpu(device: str) -> list[Group]:
     config = EngineConfig(
         device=device, dtype="bfloat16", device_cache="96GiB", host_cache="72GiB", max_history=278_528
     )
-    half = [Row(f"half-{ms}", "rate", Budgets(ms, 200.0), "cold") for ms in (20, 50, 10)]
+    half = [Row(f"half-{ms}", "rate", Budgets(ms, 200.0), "cold") for ms in (10, 20, 50)]
     wide = Budgets(50.0, 200.0)
     first = [
         half[0],
@@ -173,10 +173,10 @@ def tuning_of(row: Row, mode: Mode, device: Device) -> Tuning:
 def probe_at(row: Row, group: Group, device: Device, mode: Mode, value: float, n: int) -> Probe:
     probe = Probe(mode, row.workload(group.candidates), row.budgets, tuning_of(row, mode, device))
     if row.kind == "rate":
-        return probe.at(rate=float(f"{value:.3g}"), length=n, requests=500 if mode is Mode.RELAY_HOST_EXTEND else 250)
+        return probe.at(rate=float(f"{value:.3g}"), length=n, requests=500 if mode is Mode.RELAY_HOST_EXTEND else 300)
     length = max(256, int(value) // 256 * 256)
     rate = 4.0 if row.traffic == "warm" else 0.9e3 / row.budgets.pipeline_ms  # one at a time
-    return probe.at(rate=rate, length=length, requests=60)
+    return probe.at(rate=rate, length=length, requests=50)
 
 
 def guess(row: Row, group: Group, device: Device, mode: Mode, n: int, highest: float) -> float:
@@ -184,7 +184,10 @@ def guess(row: Row, group: Group, device: Device, mode: Mode, n: int, highest: f
     returning = row.traffic != "cold"
 
     def at(mode: Mode, value: float) -> Probe:
-        return probe_at(row, group, device, mode, value, n)
+        """With more requests than a real one has, so that luck decides less."""
+        probe = probe_at(row, group, device, mode, value, n)
+        more = 4 if row.traffic == "cold" else 1
+        return replace(probe, workload=replace(probe.workload, seconds=more * probe.workload.seconds))
 
     if row.kind == "rate":
         return guess_rate(device, at, mode, n, group.candidates, returning=returning)
@@ -290,7 +293,7 @@ class Headline:
         quick = row.traffic == "warm" or row.name == "refresh-128k"
         found = await limits.search(
             at,
-            {mode: plan.guesses[row.name][mode] for mode in SEARCHED},
+            {mode: 0.92 * plan.guesses[row.name][mode] for mode in SEARCHED},
             factor=1.12 if row.kind == "rate" else 1.08,
             tries={Mode.FULL: 2, Mode.CACHE: 2, Mode.RELAY_HOST_EXTEND: 3} if quick else TRIES,
             confirm=0 if quick else 1,

@@ -88,6 +88,20 @@ def test_what_fails_is_counted_and_not_timed() -> None:
     assert not found.holds(budgets)
 
 
+def test_a_run_that_cannot_hold_any_more_is_ended_and_does_not_hold() -> None:
+    requests = trace(rate=120.0)
+    tuning = Tuning.of(BUDGETS, Mode.FULL)
+    whole, short = (
+        simulate(COSTS, PAGE_BYTES, CONFIG, requests, Mode.FULL, BUDGETS, tuning, hopeless=hopeless)
+        for hopeless in (False, True)
+    )
+    assert short.cut_short
+    assert not whole.cut_short
+    assert short.requests < whole.requests / 2
+    assert not short.holds(BUDGETS)
+    assert not whole.holds(BUDGETS)
+
+
 def test_a_run_without_requests_holds_nothing() -> None:
     found = Run(Mode.FULL)
     assert not found.holds(BUDGETS)

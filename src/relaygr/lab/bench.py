@@ -73,8 +73,9 @@ class Bench:
         *,
         sampled: int = 0,
         trace: Trace | None = None,
+        hopeless: bool = False,
     ) -> Run:
-        """What became of the probe's requests. Of `sampled` of them the scores are kept in `samples`.
+        """What became of the probe's requests. Of `sampled` of them the scores are kept in `samples`. See `replay`.
 
         With a `trace` of its own, that is sent, and all of its past is lived through.
         """
@@ -92,7 +93,7 @@ class Bench:
             try:
                 return await replay(
                     engine, trace, probe.mode, probe.budgets, trigger, self._histories, progress,
-                    quick_past=quick_past, samples=self.samples, sampled=sampled,
+                    quick_past=quick_past, samples=self.samples, sampled=sampled, hopeless=hopeless,
                 )  # fmt: skip
             finally:
                 gc.unfreeze()

@@ -64,7 +64,7 @@ class Limits:
         if time.monotonic() + probe.workload.seconds + _SETTLING_S > self._end:
             raise OutOfTime("no time is left for one more probe")
         began = time.monotonic()
-        run = await self._bench.run(probe, sampled=sampled)
+        run = await self._bench.run(probe, sampled=sampled, hopeless=True)
         told = run.told(probe.budgets)
         moments = [[round(value, 3) for value in moment] for moment in run.moments]
         self._probes.add(probe, told, wall_s=time.monotonic() - began, moments=moments, **more)

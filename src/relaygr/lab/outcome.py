@@ -62,6 +62,8 @@ class Run:
     """Of the RESIDENT: those whose prefix an earlier request had left."""
     device_busy: float = 0.0
     pre_infer_share: float = 0.0
+    cut_short: bool = False
+    """Whether it was ended because too many had failed for it to hold."""
     behind_ms: float = 0.0
     """How late the sender itself was, at P99: what it could not do in time is not the engine's."""
 
@@ -95,7 +97,7 @@ class Run:
     def holds(self, budgets: Budgets, success: float = SUCCESS) -> bool:
         """Whether P99 of ranking and pipeline are within the budgets, and enough requests were answered."""
         ranking, pipeline = self.ranking_ms, self.pipeline_ms
-        if not ranking or len(ranking) < success * self.requests:
+        if self.cut_short or not ranking or len(ranking) < success * self.requests:
             return False
         return percentile(ranking, 99) <= budgets.ranking_ms and percentile(pipeline, 99) <= budgets.pipeline_ms
 
@@ -108,6 +110,7 @@ class Run:
             "mode": self.mode.value,
             "requests": requests,
             "within budgets": self.holds(budgets),
+            "cut short": self.cut_short,
             "failed": failed / requests if requests else 0.0,
             "failed, 95%": list(share_interval(failed, requests)),
             "failures": dict(self.failed),

@@ -18,7 +18,7 @@ from relaygr.errors import DeadlineExceeded, Overloaded, Unavailable
 from relaygr.history import PAGE, History
 from relaygr.lab.estimates import percentile
 from relaygr.lab.histories import Histories
-from relaygr.lab.outcome import Budgets, Moment, Run
+from relaygr.lab.outcome import SUCCESS, Budgets, Moment, Run
 from relaygr.lab.records import Record
 from relaygr.lab.trace import Trace
 from relaygr.relay import Forecast, Shape, SlotReport, Trigger, TriggerConfig
@@ -56,8 +56,11 @@ async def replay(
     quick_past: bool = False,
     samples: list[Sample] | None = None,
     sampled: int = 0,
+    hopeless: bool = False,
 ) -> Run:
     """Send every request of the trace at its time. The engine is configured for the mode by the caller.
+
+    `hopeless`: end as soon as more requests have failed than may, whatever becomes of the others.
 
     `quick_past`: of the past but its last second, what its users would have left is computed as fast as can be,
     in the order of their last requests, rather than lived through. Into `samples` go about `sampled` answers.
@@ -80,6 +83,9 @@ async def replay(
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         progress(index + 1, len(trace))
+        if hopeless and driver.failed > driver.may_fail:
+            driver.cut_short()
+            break
     if tasks:
         await asyncio.gather(*tasks)
     watching.cancel()
@@ -160,6 +166,11 @@ class _Driver:
         self._every = max(1, int((trace.at >= 0).sum()) // sampled) if sampled else 0
         self._before: _Counts | None = None
         self._behind: list[float] = []
+        self.failed = 0
+        self.may_fail = (1 - SUCCESS) * int((trace.at >= 0).sum())
+
+    def cut_short(self) -> None:
+        self._run.cut_short = True
 
     async def request(self, index: int, start: float) -> None:
         """One request, from its arrival to its answer."""
@@ -206,6 +217,7 @@ class _Driver:
                 late_in_full=late,
             )
             self._run.records.append(record)
+            self.failed += bool(failure)
 
     async def watch(self, start: float) -> None:
         """Look at the engine now and then."""

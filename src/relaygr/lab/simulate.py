@@ -28,6 +28,7 @@ def simulate(
     progress: Callable[[int, int], None] = lambda done, of: None,
     *,
     quick_past: bool = False,
+    hopeless: bool = False,
 ) -> Run:
     """Replay on a device with these costs and pages of this size. Scores are not made up: there are none."""
 
@@ -38,6 +39,8 @@ def simulate(
         chosen = mode.engine(tuning.engine(config))
         async with Engine(SimulatedModel(), chosen, clock=VirtualClock(loop), executor=executor) as engine:
             wanted, histories = mode.trigger(tuning.trigger(budgets)), Histories(10**6, 16, alike=True)
-            return await replay(engine, trace, mode, budgets, wanted, histories, progress, quick_past=quick_past)
+            return await replay(
+                engine, trace, mode, budgets, wanted, histories, progress, quick_past=quick_past, hopeless=hopeless
+            )
 
     return run_virtual(main())
