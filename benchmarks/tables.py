@@ -186,8 +186,64 @@ def _about(result: Any) -> str:
     )
 
 
+def headline() -> str:
+    """The relay against the same engine without it, from what has been measured."""
+    parts = []
+    for name, what in (("headline-h200", "One NVIDIA H200, bf16"), ("headline-cpu", "At small scale on a CPU")):
+        if not (RESULTS / f"{name}.json").exists():
+            parts.append(f"{what}: not measured yet.")
+            continue
+        result = _result(name)
+        lines = [
+            "| model | what | behaviours | budgets, ms | reuse | `full` alone | against `full` | against `cache` |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for detail in result["details"].values():
+            row = detail["row"]
+            by_length = detail["kind"] == "length"
+            ratio = row["length_ratio"] if by_length else row["throughput_ratio"]
+            what_held = "longest history" if by_length else f"requests a second, {detail['traffic']}"
+            cells = [
+                f"`{detail['shape']}`", what_held, f"{row['n']:,}" if row["n"] else "–",
+                "{:g} / {:g}".format(*row["budgets_ms"]), _maybe(row["reuse"], ".2f"),
+                _maybe(row["full_share"], ".0%"), _maybe(ratio["full"], ".2f", "×"), _maybe(ratio["cache"], ".2f", "×"),
+            ]  # fmt: skip
+            lines.append("| " + " | ".join(cells) + " |")
+        parts.append(f"{what}, commit {str(result['commit'])[:12]}:\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _maybe(value: float | None, form: str, unit: str = "") -> str:
+    return "none" if value is None else format(value, form) + unit
+
+
+def sensitivity() -> str:
+    """Simulated: the highest rates within the budgets, one condition changed at a time."""
+    if not (RESULTS / "sensitivity-simulated.json").exists():
+        return "Not simulated yet."
+    result = _result("sensitivity-simulated")
+    base = result["base"]
+    lines = [
+        "| condition | | `full`/s | `cache`/s | relay/s | against `full` | against `cache` |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        rates = [f"{row['rates'][mode]:.1f}" for mode in ("full", "cache", "relay")]
+        ratios = [f"{row[f'against_{mode}']:.2f}×" for mode in ("full", "cache")]
+        lines.append("| " + " | ".join((row["condition"], row["value"], *rates, *ratios)) + " |")
+    stages, (ranking, pipeline) = " + ".join(f"{ms:g}" for ms in base["stages_ms"]), result["budgets_ms"]
+    lines += [
+        "",
+        f"Base: `d512`, {base['lengths']:,} behaviours, {base['candidates']} candidates, reuse {base['reuse']}, gaps "
+        f"of {base['gap_s']:g} s, stages of {stages} ms, budgets {ranking:g} / {pipeline:g} ms, 96 GiB and 72 GiB of "
+        "memory. Rates are within 6% of the simulator's limits; widths other than 512 are scaled.",
+    ]
+    return "\n".join(lines)
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"gpu-calls": gpu_calls, "length": length, "next-items": next_items},
+    "README.md": {"headline": headline, "gpu-calls": gpu_calls, "length": length, "next-items": next_items},
+    "docs/lab.md": {"headline": headline, "sensitivity": sensitivity},
     "docs/kernels.md": {"kernel-targets": kernel_targets},
     "docs/engine.md": {"gpu-targets": gpu_targets, "gpu-loads": gpu_loads},
     "docs/ray.md": {"ray-paths": ray_paths, "ray-cluster": ray_cluster},
