@@ -257,7 +257,7 @@ def test_an_upgrade_to_another_model_and_data_path_fails_no_request_and_keeps_th
         before = table()
         async with asking(served, "ab") as answers:
             await more(answers, 10)
-            await asyncio.to_thread(deploy, upgraded)
+            await joined(upgraded)
             await more(answers, 10)
         after = table()
         assert set(before) <= set(after)
@@ -268,6 +268,19 @@ def test_an_upgrade_to_another_model_and_data_path_fails_no_request_and_keeps_th
         assert all(told["address"].startswith("http://") for told in slots.values())
 
     asyncio.run(main())
+
+
+async def joined(settings: Settings) -> None:
+    """`relaygr serve ray --address`, as an operator upgrades what a cluster serves; it returns once that is healthy."""
+    assert settings.data.model is not None
+    file = Path(settings.data.model).with_name("upgraded.toml")
+    file.write_text(render(settings))
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-m", "relaygr", "serve", "ray", "--config", str(file), "--address", address]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    assert b"gateway serves on http://" in out
 
 
 def test_busy_devices_get_another_instance_and_idle_ones_lose_it_again_drained(served: str) -> None:
@@ -322,6 +335,21 @@ def test_serve_s_own_configuration_runs_it_and_swaps_a_model_in_place(ray_runnin
             status = (await client.get("/declared/v1/status")).json()
             return status["engine"]["version"], status["up_s"]
 
+    async def started_anew() -> None:
+        """Killed, it takes no work before it has the model that it was told last, whatever the file says."""
+        old = table("declared")["slot-0"]
+        os.kill(old.pid, signal.SIGKILL)
+
+        async def takes_work() -> bool:
+            now = (await asyncio.to_thread(table, "declared")).get("slot-0", old)
+            if now == old:
+                return False
+            status = (await asyncio.to_thread(httpx.get, f"{now.address}/v1/status", timeout=WITHIN_S)).json()
+            assert status["draining"] or status["engine"]["version"] == MODELS["b"].version()
+            return not status["draining"]
+
+        await until(takes_work)
+
     try:
         declare("a.safetensors")
         first, up = asyncio.run(version())
@@ -333,6 +361,7 @@ def test_serve_s_own_configuration_runs_it_and_swaps_a_model_in_place(ray_runnin
 
         asyncio.run(until(swapped))
         assert asyncio.run(version())[1] > up  # it was not started anew
+        asyncio.run(started_anew())
     finally:
         serve.delete("declared")
         ray.kill(ray.get_actor("relaygr-slots-declared", namespace=NAMESPACE))

@@ -46,7 +46,7 @@ class Instance:
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         self._settings = settings
         self._stack = contextlib.AsyncExitStack()
-        self._stopping = False
+        self._begun = self._stopping = False
         self._model = settings.data.model
         context = serve.get_replica_context()
         self._directory: Directory = directory(context.app_name)
@@ -63,6 +63,7 @@ class Instance:
             self._app: InstanceApp
             self._whole: Beside
             self._app, self._whole = instance_app(named, self._engine)
+            self._app.draining = True  # until Serve has told the model, and asks for its health
             await self._stack.enter_async_context(listening(self._whole, bound))
         except BaseException:
             await self._stack.aclose()
@@ -93,11 +94,13 @@ class Instance:
     # ---- what Serve asks
 
     def check_health(self) -> None:
-        """Raises where Serve should start another in its place."""
+        """Raises where Serve should start another in its place. The first time it begins to take work."""
         if self._lost.done():
             raise Unavailable(f"the engine process ended with status {self._lost.result()}")
         if not self._mine:
             raise Unavailable(f"another instance holds {self._held.slot}")
+        if not self._begun:
+            self._begun, self._app.draining = True, False
 
     def record_replica_metadata(self) -> dict[str, Any]:
         return {"slot": self._held.slot, "address": self._held.address}

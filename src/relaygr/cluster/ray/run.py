@@ -17,10 +17,11 @@ from relaygr.cluster.ray.directory import directory
 from relaygr.errors import InvalidInput, Unavailable
 from relaygr.serving.all import shared
 from relaygr.serving.provision import provision
+from relaygr.serving.ray_settings import DataPath
 from relaygr.serving.run import bind, url
 from relaygr.serving.settings import Settings
 
-__all__ = ["cluster", "deploy", "run_ray"]
+__all__ = ["check_reach", "cluster", "deploy", "run_ray"]
 
 OBJECT_STORE: Final = 128 * 2**20
 """Bytes of Ray's own memory for objects, on a cluster that is started here: messages are small and not kept."""
@@ -54,7 +55,7 @@ def run_ray(
     if address is not None:
         progress(f"joining {address}")
         with _connected(address):
-            _check_reach(settings)
+            check_reach(settings, sum(node["Alive"] for node in ray.nodes()))
             _start_proxy(settings)
             deploy(settings, progress)
             ready(where)
@@ -136,17 +137,17 @@ def _connected(address: str | None, **options: Any) -> Iterator[None]:
         ray.shutdown()
 
 
-def _check_reach(settings: Settings) -> None:
-    """InvalidInput where instances on one machine could not be reached from another."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    if len(nodes) > 1 and settings.ray.data_path == "direct" and settings.instance.host in LOOPBACK:
+def check_reach(settings: Settings, machines: int) -> None:
+    """InvalidInput where what is on one of several machines could not be reached from another."""
+    if machines < 2:
+        return
+    if settings.ray.data_path is DataPath.DIRECT and settings.instance.host in LOOPBACK:
         raise InvalidInput(
             "instance.host",
-            f"is {settings.instance.host}, and the cluster has {len(nodes)} machines: 0.0.0.0 listens on all addresses",
+            f"is {settings.instance.host}, and the cluster has {machines} machines: 0.0.0.0 listens on all addresses",
         )
-    store = settings.data.store
-    if len(nodes) > 1 and store is not None and "://" not in store:
-        raise InvalidInput("data.store", f"is a folder, and the cluster has {len(nodes)} machines: name a Redis server")
+    if settings.data.store is not None and "://" not in settings.data.store:
+        raise InvalidInput("data.store", f"is a folder, and the cluster has {machines} machines: name a Redis server")
 
 
 @contextlib.contextmanager
