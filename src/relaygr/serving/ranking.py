@@ -32,7 +32,7 @@ from relaygr.serving.wire import (
     encode,
 )
 
-__all__ = ["RelayRanking"]
+__all__ = ["PROBE_S", "RelayRanking"]
 
 TAIL: Final = 64
 """The newest behaviours that a message carries; what is older the instance finds cached or in the store."""
@@ -59,8 +59,10 @@ class RelayRanking:
         clock: Clock,
         *,
         connect: Callable[[str], Client] = HttpClient.to,
+        probe_s: float = PROBE_S,
     ) -> None:
-        """`connect` makes the client for an address: a seam for tests and simulation."""
+        """`connect` makes the client for an address: a seam for tests and simulation. `probe_s`: how often slots are
+        asked how they are, and how long they may take to say."""
         self.membership = membership
         self.router = router
         self.trigger = trigger
@@ -73,6 +75,7 @@ class RelayRanking:
         self._clock = clock
         self._clients: dict[str, Client] = {}
         self._connect = connect
+        self._probe_s = probe_s
         self._probing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "RelayRanking":
@@ -221,7 +224,7 @@ class RelayRanking:
 
     async def _probe_on(self) -> None:
         while True:
-            await asyncio.sleep(PROBE_S)
+            await asyncio.sleep(self._probe_s)
             await self.probe()
 
     async def probe(self) -> None:
@@ -230,7 +233,7 @@ class RelayRanking:
 
     async def _probe(self, slot: str, address: str) -> None:
         try:
-            async with asyncio.timeout(PROBE_S):
+            async with asyncio.timeout(self._probe_s):
                 response = await self._client(address).request("GET", "/v1/status")
             status = msgspec.json.decode(response.body)
             if response.status != 200 or status["slot"] != slot:

@@ -30,7 +30,7 @@ from relaygr.serving.garbage import settle
 from relaygr.serving.gateway import GatewayApp
 from relaygr.serving.instance import InstanceApp
 from relaygr.serving.link import EngineLink
-from relaygr.serving.ranking import RelayRanking
+from relaygr.serving.ranking import PROBE_S, RelayRanking
 from relaygr.serving.settings import Settings
 
 __all__ = [
@@ -244,11 +244,15 @@ async def running_gateway(settings: Settings, membership: Membership, bound: soc
 
 @contextlib.asynccontextmanager
 async def gateway_app(
-    settings: Settings, membership: Membership, connect: Callable[[str], Client] = HttpClient.to
+    settings: Settings,
+    membership: Membership,
+    connect: Callable[[str], Client] = HttpClient.to,
+    probe_s: float = PROBE_S,
 ) -> AsyncIterator[tuple[GatewayApp, Beside]]:
     """The app of a gateway over the slots of `membership`; alone, and with the operator's calls beside it.
 
-    `connect` makes what carries messages to an address. Raises InvalidInput when no store or no catalogue is named.
+    `connect` makes what carries messages to an address, and `probe_s` is how often slots are asked how they are. Raises
+    InvalidInput when no store or no catalogue is named.
     """
     settings = settings.in_mode
     own, store_path, token = settings.gateway, settings.data.need("store"), settings.admin.token()
@@ -257,7 +261,7 @@ async def gateway_app(
         clock = RealClock()
         router = Router(membership, settings.router)
         ranking = await stack.enter_async_context(
-            RelayRanking(membership, router, Trigger(settings.trigger), clock, connect=connect)
+            RelayRanking(membership, router, Trigger(settings.trigger), clock, connect=connect, probe_s=probe_s)
         )
         catalogue = None if own.retrieval_url else Catalogue.load(settings.data.need("catalogue"))
         retrieval = await _retrieval(settings, catalogue, stack)

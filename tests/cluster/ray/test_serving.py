@@ -65,6 +65,7 @@ threads = 1
 [ray]
 data_path = "handle"
 health_period_s = 0.5
+health_timeout_s = 60.0
 upscale_delay_s = 0.5
 downscale_delay_s = 1.0
 """
@@ -237,7 +238,7 @@ def test_a_directory_that_is_lost_learns_again_who_holds_what(served: str) -> No
             ray.kill(ray.get_actor(f"relaygr-slots-{APP}", namespace=NAMESPACE), no_restart=False)
 
             async def known() -> bool:
-                return await asyncio.to_thread(table) == before
+                return sorted(await asyncio.to_thread(table)) == sorted(before)
 
             await until(known)
             await more(answers, 10)

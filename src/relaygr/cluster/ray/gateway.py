@@ -27,6 +27,8 @@ TARGETS: Final = "/v1/targets"
 """Asked by Prometheus: instances choose their ports themselves."""
 READY_S: Final = 60.0
 """How long a gateway waits for the first instance before it begins without."""
+PROBE_S: Final = {DataPath.DIRECT: 0.5, DataPath.HANDLE: 1.0}
+"""How often a slot is asked how it is. By handle that takes longer, and Serve's router looks after replicas itself."""
 _BY_HANDLE: Final = "serve://"
 
 
@@ -63,7 +65,7 @@ class Gateway:
         self._table: tuple[Held, ...] = ()
         await self._follow()
         _, self._whole = await self._stack.enter_async_context(
-            gateway_app(settings, self._membership, connector(instances))
+            gateway_app(settings, self._membership, connector(instances), PROBE_S[self._path])
         )
         self._following = asyncio.create_task(self._follow_on())
         await self._some_slot()

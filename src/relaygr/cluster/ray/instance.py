@@ -29,7 +29,7 @@ from relaygr.serving.settings import Settings
 __all__ = ["Instance"]
 
 WILDCARDS: Final = ("0.0.0.0", "::")
-LINGER_S: Final = 4 * ANNOUNCE_S
+LINGER_S: Final = 8 * ANNOUNCE_S
 """How long an instance that is to go takes new work: until gateways know who came before it went."""
 
 
