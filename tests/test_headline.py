@@ -1,0 +1,93 @@
+"""The headline's file has the rows that others read, and nothing is searched where nothing is left to search."""
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from relaygr.config import EngineConfig
+from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
+from relaygr.lab.bench import Bench
+from relaygr.lab.limits import Found
+from relaygr.lab.probe import Device
+from relaygr.serving.modes import Mode
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def headline() -> ModuleType:
+    """The benchmark, imported as it is run: beside its helpers."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        spec = importlib.util.spec_from_file_location("headline", ROOT / "benchmarks" / "headline.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["headline"] = module  # dataclasses look themselves up
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def arguments(out: Path, device: str = "cuda") -> argparse.Namespace:
+    return argparse.Namespace(out=out, device=device, minutes=1.0, commit="abc", only=None)
+
+
+def told(reuse: float) -> dict[str, Any]:
+    return {"reuse": reuse, "ranking P99": 9.5, "paths": {"FULL": 1.0}, "within budgets": True}
+
+
+def test_a_row_has_the_keys_that_others_read_and_null_where_nothing_was_found(
+    headline: ModuleType, tmp_path: Path
+) -> None:
+    group = headline.on_gpu("cuda")[0]
+    rows = {row.name: row for row in group.rows}
+    device = Device(SimulatedCosts(), 2**21, EngineConfig())
+    plan = headline.Plan(
+        tmp_path / "plan.json",
+        device,
+        {"half-10": 17_000},
+        {name: dict.fromkeys(Mode, 10.0) for name in rows},
+        dict.fromkeys(rows, (17_000, 5.0, 5.5)),
+    )
+    bench = Bench(SimulatedModel(), group.config, SimulatedExecutor())
+    relay, full = Mode.RELAY_HOST_EXTEND, Mode.FULL
+    searched = headline.Headline(arguments(tmp_path), None)
+    searched.write(
+        group, rows["half-10"], plan, Found({full: 20.0, Mode.CACHE: None, relay: 90.0}, {relay: told(0.0)}), bench
+    )
+    found = Found({full: 20_480.0, Mode.CACHE: 20_480.0, relay: 81_920.0}, {relay: told(0.0)})
+    searched.write(group, rows["length-10"], plan, found, bench)
+
+    table = json.loads((tmp_path / "headline-h200.json").read_text())
+    rate, length = table["shapes"]["d512"]
+    keys = ["budgets_ms", "n", "reuse", "full_share", "length_ratio", "throughput_ratio", "p99_ms", "paths"]
+    assert list(rate) == list(length) == keys
+    assert rate["throughput_ratio"] == {"full": 4.5, "cache": None}
+    assert rate["length_ratio"] == {"full": None, "cache": None}
+    assert rate["budgets_ms"] == [10.0, 200.0]
+    assert rate["full_share"] == pytest.approx(0.5)
+    assert length["length_ratio"] == {"full": 4.0, "cache": 4.0}
+    assert length["n"] == 81_920
+    assert table["commit"] == "abc"
+
+
+def test_a_plan_is_read_as_it_was_written(headline: ModuleType, tmp_path: Path) -> None:
+    device = Device(SimulatedCosts(), 2**21, EngineConfig())
+    plan = headline.Plan(tmp_path / "plan.json", device, {"a": 1}, {"a": {"full": 2.0}}, {"a": (1, 2.0, 3.0)})
+    plan.save()
+    assert headline.Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_without_time_nothing_is_opened(headline: ModuleType, tmp_path: Path) -> None:
+    searched = headline.Headline(argparse.Namespace(**vars(arguments(tmp_path)) | {"minutes": 0.0}), None)
+    asyncio.run(searched.run())
+    assert not list(tmp_path.iterdir())
