@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from relaygr.errors import Unavailable
-from relaygr.relay import Evidence, Membership, MembershipConfig, Route, Router, RouterConfig
+from relaygr.relay import Evidence, Health, Membership, MembershipConfig, Route, Router, RouterConfig
 
 __all__ = ["AVOID", "KEY", "SLOT", "TOKENS", "SlotRouter", "hints"]
 
@@ -54,7 +54,7 @@ class SlotRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types here
             self._membership.add(slot, replica.replica_id.unique_id)
             if _draining(replica):
                 self._membership.observe(slot, Evidence.DRAINING)
-            elif self._membership.health(slot) == "JOINING":  # Serve lists those that are ready
+            elif self._membership.health(slot) is Health.JOINING:  # Serve lists those that are ready
                 self._membership.observe(slot, Evidence.READY)
         for member in self._membership.members():
             if member.slot not in self._by_slot:
