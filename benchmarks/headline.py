@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import uvloop
 from rich.console import Console
 
 from common import commit, machine
@@ -257,14 +258,31 @@ class Headline:
                     asked[row.name, mode] = loop.run_in_executor(
                         self.pool, guess, row, group, plan.measured(row, group.candidates, mode), mode, n, highest
                     )
+        if asked:
+            await asyncio.wait(asked.values(), timeout=max(30.0, 0.2 * self.left()))
         for (name, mode), answer in asked.items():
-            plan.guesses.setdefault(name, {})[mode.value] = await answer
+            if not answer.done():
+                row = next(row for row in rows if row.name == name)
+                console.print(f"{name} {mode}: the simulator takes too long; beginning where costs say")
+                plan.guesses.setdefault(name, {})[mode.value] = self.rough(group, row, plan, mode)
+                continue
+            plan.guesses.setdefault(name, {})[mode.value] = answer.result()
         plan.save()
         console.print(f"{group.name}: {plan.n}, unloaded {plan.unloaded}, guesses {plan.guesses}, {self.left():.0f} s")
         wanted = group.config.host_bytes // plan.device.page_bytes
         while bench.host_pages < wanted and self.left() > 60:  # noqa: ASYNC110  (a thread pins them)
             await asyncio.sleep(0.2)
         return plan
+
+    def rough(self, group: Group, row: Row, plan: Plan, mode: Mode) -> float:
+        """A limit by rule of thumb: a seventh of the device in full, two thirds by relay; or what the time allows."""
+        device, early = plan.measured(row, group.candidates, mode), mode is Mode.RELAY_HOST_EXTEND
+        if row.kind == "rate":
+            return (0.65 if early else 0.14) / device.full_s(plan.n[row.name], group.candidates)
+        if row.traffic == "warm" and mode.keeps:
+            return self.highest(group)
+        spent_ms = 0.6 * row.budgets.lead_ms if early else 0.8 * row.budgets.ranking_ms
+        return min(float(device.length_for(spent_ms / 1e3, group.candidates)), self.highest(group))
 
     async def alone(self, group: Group, n: int, step_ms: float, bench: Bench) -> float:
         alone = await bench.unloaded(n, group.candidates, step_ms)
@@ -375,11 +393,14 @@ def main() -> None:
 
         torch.set_num_threads(1)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=14 if args.device != "cpu" else 2, mp_context=context) as pool:
-        import uvloop
-
+    pool = ProcessPoolExecutor(max_workers=14 if args.device != "cpu" else 2, mp_context=context)
+    try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(Headline(args, pool).run())
+    finally:
+        for process in list(pool._processes.values()):  # nobody waits for what they still simulate
+            process.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 if __name__ == "__main__":
