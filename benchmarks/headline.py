@@ -165,17 +165,18 @@ def simulated(group: Group) -> SimulatedExecutor:
     return SimulatedExecutor(costs, page_bytes=layers * dim * 512, depth=2, remember=False, contents=False)
 
 
-def tuning_of(row: Row, mode: Mode, device: Device) -> Tuning:
+def tuning_of(row: Row, mode: Mode, device: Device, alone_s: float = 0.0) -> Tuning:
     """Where only one request is under way at a time, nobody waits behind a long step."""
-    tuning = Tuning.of(row.budgets, mode, device.costs.step)
+    tuning = Tuning.of(row.budgets, mode, device.costs.step, alone_s)
     return replace(tuning, step_ms=max(tuning.step_ms, row.budgets.ranking_ms / 2)) if row.kind == "length" else tuning
 
 
 def probe_at(row: Row, group: Group, device: Device, mode: Mode, value: float, n: int) -> Probe:
-    probe = Probe(mode, row.workload(group.candidates), row.budgets, tuning_of(row, mode, device))
+    length = n if row.kind == "rate" else max(256, int(value) // 256 * 256)
+    tuning = tuning_of(row, mode, device, device.full_s(length, group.candidates))
+    probe = Probe(mode, row.workload(group.candidates), row.budgets, tuning)
     if row.kind == "rate":
         return probe.at(rate=float(f"{value:.3g}"), length=n, requests=500 if mode is Mode.RELAY_HOST_EXTEND else 300)
-    length = max(256, int(value) // 256 * 256)
     rate = 4.0 if row.traffic == "warm" else 0.9e3 / row.budgets.pipeline_ms  # one at a time
     return probe.at(rate=rate, length=length, requests=50)
 
@@ -302,7 +303,7 @@ class Headline:
         n = plan.n.get(row.name, 0)
 
         def at(mode: Mode, value: float) -> Probe:
-            return probe_at(row, group, plan.device, mode, value, n)
+            return probe_at(row, group, plan.measured(row, group.candidates), mode, value, n)
 
         def say(line: str) -> None:
             console.print(f"  {row.name} {line}; {self.left():.0f} s left", highlight=False)

@@ -82,9 +82,11 @@ def highest(point: Point, mode: Mode) -> float:
     def at(mode: Mode, rate: float) -> Probe:
         requests = 2000 if mode is Mode.FULL else 500
         load = replace(point.workload, rate=float(f"{rate:.3g}"), seconds=max(requests / rate, 2.0))
-        return Probe(mode, load, BUDGETS, Tuning.of(BUDGETS, mode, device.costs.step))
+        return Probe(mode, load, BUDGETS, Tuning.of(BUDGETS, mode, device.costs.step, alone_s))
 
     typical = point.workload.length_quantiles.mean
+    longest = int(point.workload.length_quantiles.points[-1][1])
+    alone_s = device.full_s(longest, point.workload.candidates)
     returning = point.workload.reuse > 0
     return guess_rate(device, at, mode, typical, point.workload.candidates, returning=returning)
 

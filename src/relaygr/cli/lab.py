@@ -139,6 +139,7 @@ def simulate(
     from relaygr.config import EngineConfig
     from relaygr.errors import InvalidInput
     from relaygr.lab.outcome import Budgets
+    from relaygr.lab.probe import Device
     from relaygr.lab.simulate import simulate as run
     from relaygr.lab.trace import Trace
     from relaygr.lab.tuning import Tuning
@@ -157,12 +158,14 @@ def simulate(
             max_history=int(requests.length.max(initial=1)),
         )
         budgets = Budgets(ranking_ms, pipeline_ms)
+        longest, most = int(requests.length.max(initial=1)), int(requests.candidates.max(initial=1))
         runs = []
         with progress_bar() as bar:
             for each in modes:
                 task = bar.add_task(each.value, total=len(requests))
                 advance = functools.partial(_advance, bar, task)
-                tuning = Tuning.of(budgets, each, prices.step)
+                alone_s = Device(prices, page_bytes, config).full_s(longest, most)
+                tuning = Tuning.of(budgets, each, prices.step, alone_s)
                 if target_ms is not None:
                     tuning = replace(tuning, target_ms=target_ms)
                 found = run(prices, page_bytes, config, requests, each, budgets, tuning, advance)

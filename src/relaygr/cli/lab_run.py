@@ -83,7 +83,8 @@ def run(
         async def in_process(bar: Progress) -> tuple[Run, dict[str, Any] | None]:
             task = bar.add_task(chosen.value, total=len(requests))
             async with _bench(shape, model, device, dtype, device_cache, host_cache, longest) as bench:
-                probe = _probe(chosen, budgets, (await bench.measure()).costs.step)
+                most = int(requests.candidates.max(initial=1))
+                probe = _probe(chosen, budgets, await bench.measure(), longest, most)
                 advance = functools.partial(_advance, bar, task)
                 found = await bench.run(probe, advance, sampled=check, trace=requests)
                 return found, await asyncio.to_thread(bench.check) if bench.samples else None
@@ -165,12 +166,16 @@ def slo(
         typical, longest = _lengths(base)
         bench = _bench(shape, model, device, dtype, device_cache, host_cache, longest)
 
-        def at(step_s: float) -> "Callable[[Mode, float], Probe]":
-            return lambda each, rate: replace(_probe(each, budgets, step_s), workload=base).at(rate=_digits(rate))
+        def at(known: "Device") -> "Callable[[Mode, float], Probe]":
+            def probe(each: "Mode", rate: float) -> "Probe":
+                tuned = _probe(each, budgets, known, longest - 1024, candidates)
+                return replace(tuned, workload=base).at(rate=_digits(rate))
+
+            return probe
 
         def guess(known: "Device", each: "Mode") -> float:
             returning = profile != "reuse" or reuse > 0
-            return guess_rate(known, at(known.costs.step), each, typical, candidates, returning=returning)
+            return guess_rate(known, at(known), each, typical, candidates, returning=returning)
 
         found, guesses = asyncio.run(_search(bench, probes, modes, at, guess, tries, others=list(Mode)))
     _tell("rate", found, guesses, as_json)
@@ -211,16 +216,16 @@ def length(
         )  # fmt: skip
         bench = _bench(shape, model, device, dtype, device_cache, host_cache, longest + 1024)
 
-        def at(step_s: float) -> "Callable[[Mode, float], Probe]":
+        def at(known: "Device") -> "Callable[[Mode, float], Probe]":
             def probe(each: "Mode", value: float) -> "Probe":
-                tuned = _probe(each, budgets, step_s)
+                tuned = _probe(each, budgets, known, int(value), candidates)
                 tuned = replace(tuned, tuning=replace(tuned.tuning, step_ms=max(tuned.tuning.step_ms, ranking_ms / 2)))
                 return replace(tuned, workload=base).at(length=max(128, int(value) // 128 * 128), requests=60)
 
             return probe
 
         def guess(known: "Device", each: "Mode") -> float:
-            return guess_length(known, at(known.costs.step), each, candidates, float(longest), returning=reuse > 0.5)
+            return guess_length(known, at(known), each, candidates, float(longest), returning=reuse > 0.5)
 
         found, guesses = asyncio.run(_search(bench, probes, modes, at, guess, tries, highest=float(longest)))
     _tell("length", found, guesses, as_json)
@@ -230,7 +235,7 @@ async def _search(
     opened: "Bench",
     probes: Path,
     modes: "list[Mode]",
-    at: "Callable[[float], Callable[[Mode, float], Probe]]",
+    at: "Callable[[Device], Callable[[Mode, float], Probe]]",
     guess: "Callable[[Device, Mode], float]",
     tries: int,
     *,
@@ -248,7 +253,7 @@ async def _search(
             known = await bench.measure()
             guesses = {each: await asyncio.to_thread(guess, known, each) for each in modes}
         limits = Limits(bench, file, lambda line: console.print(line, highlight=False))
-        wanted = at(known.costs.step)
+        wanted = at(known)
         found = await limits.search(wanted, guesses, tries=tries, highest=highest)
         held = found.limits.get(Mode.RELAY_HOST_EXTEND)
         for each in others or ():
@@ -305,12 +310,14 @@ def _bench(
     return Bench(checkpoint.load(model) if model is not None else shaped(shape), config)
 
 
-def _probe(mode: "Mode", budgets: Any, step_s: float) -> "Probe":
+def _probe(mode: "Mode", budgets: Any, known: "Device", length: int, candidates: int) -> "Probe":
+    """Tuned for histories of this length."""
     from relaygr.lab.probe import Probe
     from relaygr.lab.tuning import Tuning
     from relaygr.lab.workload import Workload
 
-    return Probe(mode, Workload(1.0, 1.0), budgets, Tuning.of(budgets, mode, step_s))
+    alone_s = known.full_s(length, candidates)
+    return Probe(mode, Workload(1.0, 1.0), budgets, Tuning.of(budgets, mode, known.costs.step, alone_s))
 
 
 def _modes(names: list[str] | None) -> "list[Mode]":
