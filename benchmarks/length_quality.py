@@ -1,9 +1,9 @@
 """What longer histories bring, and what they cost: quality from runs of `quality.py length`, latency measured here.
 
-    python benchmarks/length_quality.py RUNS.json MODEL.safetensors
+    python benchmarks/length_quality.py RUNS
 
-Quality is of models trained on MovieLens-1M. Latency is of the model given, through the engine, one rank at a time: in
-full, with nothing cached, and by relay, behind a pre-infer; in turns, so that both meet the same machine.
+RUNS holds length-*.json, .npz and length-ranking-0.safetensors. Latency is of that model, through the engine, one rank
+at a time: in full, with nothing cached, and by relay, behind a pre-infer; in turns, so that both meet the same machine.
 """
 
 import argparse
@@ -19,11 +19,13 @@ import torch
 
 from chart import Line, Panel, chart
 from common import RESULTS, write_result
+from intervals import Draws, interval
 from relaygr import Engine, EngineConfig, History
 from relaygr.model import RankingModel, checkpoint
 
 CUTS = (16, 32, 64, 128, 256, 512)
 CANDIDATES = 128
+DRAWS = 1000
 NAME = "length-quality"
 
 
@@ -58,34 +60,64 @@ def _history(rng: np.random.Generator, model: RankingModel, length: int) -> Hist
     return History(items, actions, 1_000_000 + np.cumsum(rng.integers(1, 600, length)))
 
 
-def quality(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For every cut: ranking AUC and next items, on all and on those who have so many; means over seeds."""
-    rows = []
-    for index, cut in enumerate(CUTS):
-        row: dict[str, Any] = {"cut": cut}
-        for by, figures in (("time", ("liked_auc", "loved_auc")), ("leave-one-out", ("hr@10", "ndcg@10"))):
-            long = [run for run in runs if run["split"] == by and run["length"] == max(CUTS)]
-            for group in ("all", "with_as_many", "with_512"):
-                own = [run["cuts"][index][group] for run in long]
-                if not own or run_cut(long[0], index) != cut:
-                    raise SystemExit(f"the runs say nothing of {cut} behaviours, {by}")
-                row |= {f"{name} {group}": round(statistics.mean(one[name] for one in own), 4) for name in figures}
-                row[f"{by} {group}"] = own[0].get("targets", own[0]["users"])
-        rows.append(row)
-    return rows
+class Runs:
+    """The runs of one kind, ranking or next items, one for each seed: what every target came to, on every cut."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.kind = kind
+        paths = sorted(folder.glob(f"length-{kind}-[0-9]*.json"))
+        if not paths:
+            raise SystemExit(f"{folder} has no runs of {kind}")
+        self.about = [json.loads(path.read_text()) for path in paths]
+        arrays = [np.load(path.with_suffix(".npz")) for path in paths]
+        if any(tuple(own["cuts"]) != CUTS for own in arrays):
+            raise SystemExit(f"runs of {kind} were cut to other lengths than {CUTS}")
+        self.came_to = [own["came_to"] for own in arrays]
+        self.users, self.places, self.labels = (arrays[0][name] for name in ("users", "places", "labels"))
+        only = json.loads(next(folder.glob(f"length-{kind}-only-*.json")).read_text())
+        self.control = {"trained_for": only["recipe"]["sequence"]["length"], "figures": only["cuts"][0]}
+
+    def figures(self, cut: int, rows: Any, draws: Draws) -> dict[str, list[Any]]:
+        """For each figure its draws, by seed, on these targets, with histories cut to so many."""
+        found: dict[str, list[Any]] = {}
+        for own in self.came_to:
+            at = own[CUTS.index(cut)][rows]
+            if self.kind == "ranking":
+                for task, label in enumerate(("liked", "loved")):
+                    own_labels, logits = self.labels[rows, task], at[:, task]
+                    found.setdefault(f"{label}_auc", []).append(draws.aucs(own_labels, logits))
+                    found.setdefault(f"{label}_auc_within", []).append(draws.aucs_within(own_labels, logits))
+            else:
+                found.setdefault("hr@10", []).append(draws.means(at <= 10))
+                found.setdefault("ndcg@10", []).append(draws.means(np.where(at <= 10, 1 / np.log2(1.0 + at), 0.0)))
+        return found
 
 
-def run_cut(run: dict[str, Any], index: int) -> int:
-    return int(run["cuts"][index]["cut"])
-
-
-def controls(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Models that were trained for one short length alone."""
-    return [
-        {"split": run["split"], "trained_for": run["length"], **run["cuts"][0]["all"]}
-        for run in runs
-        if run["length"] != max(CUTS)
-    ]
+def quality(kinds: list[Runs]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """For every cut figures on all, on those with as many and on those with 512, means over seeds; and what 512 bring
+    over each of the others, with an interval over users."""
+    rows: list[dict[str, Any]] = [{"cut": cut} for cut in CUTS]
+    gains: list[dict[str, Any]] = [{"over": cut} for cut in CUTS[:-1]]
+    for runs in kinds:
+        for group in ("all", "with_as_many", "with_512"):
+            by_cut = []
+            for row in rows:
+                least = {"all": 0, "with_as_many": row["cut"], "with_512": max(CUTS)}[group]
+                chosen = runs.places >= least
+                row[f"targets {group}"], users = int(chosen.sum()), runs.users[chosen]
+                row[f"users {group}"] = len(np.unique(users))
+                draws = Draws(users, 0 if group == "with_as_many" else DRAWS)
+                by_cut.append(runs.figures(row["cut"], chosen, draws))
+                for name, seeds in by_cut[-1].items():
+                    values = [float(own[0]) for own in seeds]
+                    row[f"{name} {group}"] = round(statistics.mean(values), 4)
+                    row[f"{name} {group} std"] = round(statistics.stdev(values), 4) if len(values) > 1 else None
+                print(f"{runs.kind} {group} {row['cut']}", flush=True)
+            if group != "with_as_many":
+                for gain, fewer in zip(gains, by_cut[:-1], strict=True):
+                    for name, seeds in by_cut[-1].items():
+                        gain[f"{name} {group}"] = interval(np.mean(seeds, axis=0) - np.mean(fewer[name], axis=0))
+    return rows, gains
 
 
 def picture(result: dict[str, Any]) -> str:
@@ -115,28 +147,42 @@ def picture(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="length-runs.json; the last that has a split counts")
-    parser.add_argument("--model", type=Path, required=True, help="the checkpoint whose latency is measured")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("runs", type=Path, help="the folder of runs of `quality.py length`")
+    parser.add_argument("--device", default="cpu", help="where latency is measured")
     parser.add_argument("--repeats", type=int, default=60)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    read = [json.loads(path.read_text()) for path in arguments.runs]
-    of = {run["split"]: result for result in read for run in result["figures"]["runs"]}
-    runs = [run for by, result in of.items() for run in result["figures"]["runs"] if run["split"] == by]
-    model = checkpoint.load(arguments.model)
+    model = checkpoint.load(arguments.runs / "length-ranking-0.safetensors")
     times = asyncio.run(latency(model, arguments.device, arguments.repeats))
+    kinds = [Runs(arguments.runs, kind) for kind in ("ranking", "next")]
+    rows, gains = quality(kinds)
+    first = kinds[0].about[0]
     inputs = {
-        **{key: value for key, value in read[0]["inputs"].items() if key not in ("recipe", "seeds")},
-        "trained": {
-            by: {"machine": result["machine"]["gpu"], "commit": result["commit"], "recipe": result["inputs"]["recipe"]}
-            for by, result in of.items()
-        },
+        "data": "MovieLens-1M: 6,040 users, 3,706 items, 1,000,209 behaviours",
+        "protocol": "split by time: the first 80% of all behaviours are learnt from, the next 10% chose recipe "
+        "(length-search.json) and checkpoint, the last 10% are the test; a target is predicted from its user's "
+        "behaviours before it, test rows included, cut to the newest",
+        "ranking": "AUC of liked (4 stars and more) and loved (more than 4), over all targets, and within users: the "
+        "mean of users' own AUCs by their targets",
+        "next item": "HR@10 and NDCG@10 of the same targets, by models that learn next items alone: all items ranked "
+        "but those of all of the user's behaviours before, whatever is read",
+        "gains": f"512 behaviours against fewer, mean over seeds; low and high: the middle 95% of {DRAWS} draws of "
+        "users with replacement",
+        "seeds": [run["seed"] for run in kinds[0].about],
+        "trained": {"machine": first["machine"], "commit": first["commit"]},
+        "recipes": {runs.kind: runs.about[0]["recipe"] for runs in kinds},
         "latency": f"medians of {arguments.repeats} ranks of {CANDIDATES} candidates, one at a time, one core, "
         f"float32; {model.config.family}, {model.config.layers} layers, width {model.config.dim}, "
         f"{model.config.heads} heads",
     }
-    figures = {"quality": quality(runs), "controls": controls(runs), "latency": times}
+    figures = {
+        "quality": rows,
+        "gains": gains,
+        "controls": {runs.kind: runs.control for runs in kinds},
+        "valid": {runs.kind: [own["valid"] for own in runs.about] for runs in kinds},
+        "seconds": {runs.kind: [own["seconds"] for own in runs.about] for runs in kinds},
+        "latency": times,
+    }
     path = write_result(NAME, inputs, figures)
     picture_path = RESULTS.parent.parent / "docs" / "length.svg"
     picture_path.write_text(picture({"figures": figures}))

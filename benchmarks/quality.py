@@ -2,7 +2,7 @@
 
 search    runs of several recipes, judged on the validation part alone: how a recipe was chosen
 next      three seeds of MovieLens-1M under both tie rules, each scored on the test part once
-length    models that read up to 512 behaviours, of which the best on validation is scored on histories cut to 16 … 512
+length    three seeds of models that read up to 512 behaviours, scored on histories cut to their newest 16 … 512
 kuairand  three seeds of the ranking of KuaiRand-Pure, split by time
 """
 
@@ -27,7 +27,7 @@ from relaygr.train import dataset as datasets
 from relaygr.train.recipe import Recipe, read
 from relaygr.train.scoring import next_item_metrics, next_item_ranks, ranking_metrics, ranking_scores
 from relaygr.train.sequences import Sequences
-from relaygr.train.split import Targets, split
+from relaygr.train.split import split
 from relaygr.train.trainer import Epoch, train
 
 CUTS = (16, 32, 64, 128, 256, 512)
@@ -62,6 +62,8 @@ def one(job: Job) -> None:
     done = train(dataset, recipe, seed=job["seed"], device=device, progress=show)
     best = next(epoch for epoch in done.epochs if epoch.epoch == done.best)
     result: Job = {
+        "machine": machine(),
+        "commit": job["commit"],
         "recipe": recipe.to_dict(),
         "seed": job["seed"],
         "best_epoch": done.best,
@@ -69,51 +71,49 @@ def one(job: Job) -> None:
         "curve": curve,
         "seconds": round(time.perf_counter() - began, 1),
     }
-    if job["test"]:
-        result |= judged(done.model, recipe, dataset, device, job.get("cuts", ()))
+    if job["cuts"]:
+        result["cuts"] = cut_to(job["cuts"], done.model, recipe, dataset, device, out.with_suffix(".npz"))
+    elif job["test"]:
+        result["test"] = judged(done.model, recipe, dataset, device)
     if job["save"]:
         checkpoint.save(done.model, out.with_suffix(".safetensors"))
     out.write_text(json.dumps(result, indent=1))
 
 
-def judged(
-    model: RankingModel, recipe: Recipe, dataset: datasets.Dataset, device: str, cuts: Sequence[int]
-) -> dict[str, Any]:
+def judged(model: RankingModel, recipe: Recipe, dataset: datasets.Dataset, device: str) -> dict[str, Any]:
     """Figures on the test part: next items where one was left out, ranking where time split."""
     length = recipe.sequence.length
     sequences = Sequences(dataset, model.config, length, device)
     targets = split(dataset, recipe.sequence.split).test
     if recipe.sequence.split == "time":
         scores = ranking_scores(model, sequences, dataset, targets, length)
-        found: dict[str, Any] = {"test": ranking_metrics(dataset, targets, scores)}
-    else:
-        found = {"test": next_item_metrics(next_item_ranks(model, sequences, dataset, targets, length))}
-    found["cuts"] = [cut_to(cut, model, recipe, dataset, sequences, targets) for cut in cuts]
-    return found
+        return dict(ranking_metrics(dataset, targets, scores))
+    return dict(next_item_metrics(next_item_ranks(model, sequences, dataset, targets, length)))
 
 
 def cut_to(
-    cut: int,
-    model: RankingModel,
-    recipe: Recipe,
-    dataset: datasets.Dataset,
-    sequences: Sequences,
-    targets: Targets,
-) -> dict[str, Any]:
-    """Figures with histories cut to the newest `cut`: of all targets, and of those with so many behaviours before."""
-    chosen = {"all": targets.places >= 0, "with_as_many": targets.places >= cut, "with_512": targets.places >= 512}
-    found: dict[str, Any] = {"cut": cut}
-    if recipe.sequence.split == "time":
-        scores = ranking_scores(model, sequences, dataset, targets, cut)
-        for name, rows in chosen.items():
-            some = Targets(targets.users[rows], targets.places[rows])
-            figures = ranking_metrics(dataset, some, scores[rows])
-            found[name] = {"targets": len(some), "users": len(np.unique(some.users))}
-            found[name] |= {f"{label}_auc": values["auc"] for label, values in figures.items()}
-    else:
-        ranks = next_item_ranks(model, sequences, dataset, targets, cut, leave_out_all=True)
-        for name, rows in chosen.items():
-            found[name] = {"users": int(rows.sum()), **next_item_metrics(ranks[rows])}
+    cuts: Sequence[int], model: RankingModel, recipe: Recipe, dataset: datasets.Dataset, device: str, out: Path
+) -> list[dict[str, Any]]:
+    """Figures of the test part on histories cut to their newest: of ranking, where it was learnt, else of next items.
+
+    What every target came to, its scores or its rank, goes to `out`.
+    """
+    sequences = Sequences(dataset, model.config, max(cuts), device)
+    targets = split(dataset, recipe.sequence.split).test
+    came_to: list[np.ndarray[Any, Any]] = []
+    found = []
+    for cut in cuts:
+        if recipe.objective.ranking:
+            came_to.append(ranking_scores(model, sequences, dataset, targets, cut))
+            figures = ranking_metrics(dataset, targets, came_to[-1])
+            row = {f"{label}_auc": values["auc"] for label, values in figures.items()}
+        else:
+            came_to.append(next_item_ranks(model, sequences, dataset, targets, cut, leave_out_all=True))
+            row = next_item_metrics(came_to[-1])
+        found.append({"cut": cut, **row})
+        print(f"{out.stem} {found[-1]}", file=sys.stderr, flush=True)
+    labels = dataset.labels[dataset.offsets[targets.users] + targets.places]
+    np.savez_compressed(out, cuts=cuts, users=targets.users, places=targets.places, labels=labels, came_to=came_to)
     return found
 
 
@@ -142,8 +142,10 @@ def job_of(arguments: argparse.Namespace, name: str, data: str, recipe: Recipe, 
         "seed": seed,
         "device": arguments.device,
         "out": str(arguments.out / "runs" / f"{name}.json"),
+        "commit": arguments.commit or commit(),
         "save": False,
         "test": True,
+        "cuts": (),
         **more,
     }
 
@@ -152,13 +154,15 @@ def search(arguments: argparse.Namespace) -> None:
     variants = json.loads(arguments.variants.read_text())
     jobs = []
     for name, values in variants.items():
-        data, save = values.pop("data", "ml-1m"), values.pop("save", False)
+        data = values.pop("data", "ml-1m")
         recipe = read(values.pop("recipe", "ml-1m")).with_values(**values)
-        jobs.append(job_of(arguments, name, data, recipe, save=save, test=False))
+        jobs.append(job_of(arguments, name, data, recipe, test=False))
+    looked_at = {}
     for name, result in zip(variants, spawn(jobs, arguments.processes), strict=True):
-        valid = result.get("valid") or {}
-        figures = "  ".join(f"{k} {v:.4f}" for k, v in valid.items())
+        looked_at[name] = {key: result.get(key) for key in ("recipe", "best_epoch", "valid", "seconds")}
+        figures = "  ".join(f"{k} {v:.4f}" for k, v in (result.get("valid") or {}).items())
         print(f"{name:28} epoch {result.get('best_epoch')}  {figures}  {result.get('seconds')} s", flush=True)
+    (arguments.out / "search.json").write_text(json.dumps(looked_at, indent=1) + "\n")
 
 
 def next_jobs(arguments: argparse.Namespace) -> list[Job]:
@@ -188,37 +192,23 @@ def next_result(arguments: argparse.Namespace, results: list[Job]) -> dict[str, 
 
 
 def length_jobs(arguments: argparse.Namespace) -> list[Job]:
-    base = read("ml-1m-long")
-    variants = json.loads(arguments.variants.read_text()) if arguments.variants else {"base": {}}
-    jobs: list[Job] = []
-    for by in arguments.splits:
-        recipe = base.with_values(sequence={"split": by})
-        for name, values in variants.items():
-            one_of = recipe.with_values(**values)
-            jobs.append(job_of(arguments, f"length-{by}-{name}", "ml-1m", one_of, cuts=CUTS, save=True))
-        batch = 8 * recipe.optimiser.batch  # shorter windows, more of them in a step
-        own = recipe.with_values(sequence={"length": CONTROL, "crop": 0.0}, optimiser={"batch": batch})
-        jobs.append(job_of(arguments, f"length-{by}-only-{CONTROL}", "ml-1m", own, cuts=(CONTROL,)))
+    recipe = read("ml-1m-long")
+    same = {"length": max(CUTS), "split": "time", "crop": recipe.sequence.crop}
+    items = read("ml-1m").with_values(sequence=same, optimiser={"epochs": 16, "tokens": recipe.optimiser.tokens})
+    jobs = []
+    for seed in arguments.seeds:
+        jobs.append(job_of(arguments, f"length-ranking-{seed}", "ml-1m", recipe, seed, cuts=CUTS, save=seed == 0))
+        jobs.append(job_of(arguments, f"length-next-{seed}", "ml-1m", items, seed, cuts=CUTS))
+    short = {"length": CONTROL, "crop": 0.0}
+    for name, own in (("ranking", recipe), ("next", items)):
+        own = own.with_values(sequence=short)
+        jobs.append(job_of(arguments, f"length-{name}-only-{CONTROL}", "ml-1m", own, cuts=(CONTROL,)))
     return jobs
 
 
-def length_result(arguments: argparse.Namespace, results: list[Job]) -> dict[str, Any]:
-    inputs = {
-        "data": "MovieLens-1M: 6,040 users, 3,706 items, 1,000,209 behaviours",
-        "next item": "leave one out, all items ranked but those of all of the user's behaviours, whatever is read",
-        "ranking": "AUC of liked (4 stars and more) and loved (more than 4) over the last tenth of all behaviours by "
-        "time; the model of each cut is the same, trained on windows of up to 512 and cut at random",
-        "control": f"a model trained for {CONTROL} behaviours alone",
-        "cuts": CUTS,
-    }
-    chosen, looked_at = [], []
-    for by in arguments.splits:
-        runs = [run for run in results if run["recipe"]["sequence"]["split"] == by]
-        long = [run for run in runs if run["recipe"]["sequence"]["length"] != CONTROL]
-        chosen.append(max(long, key=lambda run: run["valid"]["choice"]))
-        chosen += [run for run in runs if run not in long]
-        looked_at += [{"split": by, "recipe": run["recipe"], "valid": run["valid"]} for run in long]
-    return written(arguments, "length-runs", {}, inputs, chosen, looked_at=looked_at)
+def length_result(arguments: argparse.Namespace, results: list[Job]) -> None:
+    """`length_quality.py` makes the figures of these runs."""
+    print(f"{len(results)} runs are in {arguments.out / 'runs'}")
 
 
 def kuairand_jobs(arguments: argparse.Namespace) -> list[Job]:
@@ -311,9 +301,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=("search", *PARTS), help="search, or parts that run side by side")
     parser.add_argument("--data", type=Path, required=True, help="a folder of data sets, each under its name")
-    parser.add_argument("--variants", type=Path, help="search and length: JSON, {name: {section: {key: value}}}")
-    splits = ("leave-one-out", "time")
-    parser.add_argument("--splits", nargs="+", choices=splits, default=splits, help="length: next items, ranking")
+    parser.add_argument("--variants", type=Path, help="search: JSON, {name: {section: {key: value}}}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--processes", type=int, default=1)

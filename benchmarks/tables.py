@@ -120,6 +120,21 @@ def length() -> str:
     return "\n".join(lines)
 
 
+def length_gains() -> str:
+    """What the longest histories bring over shorter ones."""
+    figures = _result("length-quality")["figures"]
+    figures_of = (("AUC", "liked_auc"), ("AUC within users", "liked_auc_within"), ("HR@10", "hr@10"))
+    groups = {"all": "all", "with_512": "with 512"}
+    columns = {f"{what}, {name}": f"{key} {group}" for what, key in figures_of for group, name in groups.items()}
+    lines = ["| 512 behaviours against | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for row in figures["gains"]:
+        cells = [
+            f"{row[key]['value']:+.4f} ({row[key]['low']:+.4f} … {row[key]['high']:+.4f})" for key in columns.values()
+        ]
+        lines.append(f"| {row['over']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def kernel_targets() -> str:
     """What attention was to reach."""
     section = _result("kernels-h200")["sections"]["targets"]
@@ -251,6 +266,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "next-items": next_items,
         "clicks": clicks,
         "length": length,
+        "length-gains": length_gains,
     },
 }
 """By document and by name."""
