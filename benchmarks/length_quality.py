@@ -125,8 +125,8 @@ def picture(result: dict[str, Any]) -> str:
     auc = Panel(
         "Ranking AUC (liked: 4 stars and more)",
         [
-            Line("all", "a", [(row["cut"], row["liked_auc all"]) for row in rows]),
-            Line("those with 512 and more", "b", [(row["cut"], row["liked_auc with_512"]) for row in rows]),
+            Line("over all targets", "a", [(row["cut"], row["liked_auc all"]) for row in rows]),
+            Line("within users", "b", [(row["cut"], row["liked_auc_within all"]) for row in rows]),
         ],
         digits=3,
     )

@@ -110,11 +110,12 @@ def length() -> str:
     """Quality and latency by the behaviours read."""
     figures = _result("length-quality")["figures"]
     groups = {"all": "all", "with_as_many": "with as many", "with_512": "with 512"}
-    heads = [f"{what}, {group}" for what in ("AUC", "HR@10") for group in groups.values()]
+    figures_of = {"AUC": "liked_auc", "AUC within users": "liked_auc_within", "HR@10": "hr@10"}
+    heads = [f"{what}, {group}" for what in figures_of for group in groups.values()]
     lines = ["| behaviours read | " + " | ".join(heads) + " | full, ms | by relay, ms |"]
     lines.append("|---" * (len(heads) + 3) + "|")
     for row, times in zip(figures["quality"], figures["latency"], strict=True):
-        cells = [f"{row[f'{key} {group}']:.4f}" for key in ("liked_auc", "hr@10") for group in groups]
+        cells = [f"{row[f'{key} {group}']:.4f}" for key in figures_of.values() for group in groups]
         cells += [f"{times['full_ms']:.1f}", f"{times['relay_ms']:.1f}"]
         lines.append(f"| {row['cut']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
