@@ -41,7 +41,6 @@ class Point:
     condition: str
     value: str
     workload: Workload
-    width: int = 512
 
 
 def points() -> list[Point]:
@@ -57,28 +56,21 @@ def points() -> list[Point]:
     found += varied("lengths", "lengths", ("1024+32768@0.1",))
     found += varied("skew", "skew", (1.5,))
     found += varied("candidates", "candidates", (2048,))
-    found += [Point("model width", str(width), BASE, width) for width in (1024,)]
     return found
 
 
-def device_of(width: int) -> Device:
-    """Other widths are scaled: products by tokens with the square of it, attention and pages with it."""
+def device_of() -> Device:
+    """As it was measured, put right by what a rank took there."""
     known = json.loads((RESULTS / "costs-h200.json").read_text())
-    costs, scale = SimulatedCosts(**known["costs"]), width / 512
     n, (whole, _) = next((int(n), taken) for n, taken in known["unloaded_full_ms"].items())
-    costs = replace(
-        costs, token=costs.token * scale**2, pair=costs.pair * scale, candidate_pair=costs.candidate_pair * scale,
-        page=costs.page * scale,
-    )  # fmt: skip
     config = EngineConfig(device_cache="96GiB", host_cache="72GiB", max_history=140_000)
-    device = Device(costs, int(known["page_bytes"] * scale), config)
-    right = whole / 1e3 / Device(SimulatedCosts(**known["costs"]), 1, config).full_s(n, 512)
-    return device.slower(right)
+    device = Device(SimulatedCosts(**known["costs"]), known["page_bytes"], config)
+    return device.slower(whole / 1e3 / device.full_s(n, 512))
 
 
 def highest(point: Point, mode: Mode) -> float | None:
     """Requests a second; None where no rate holds."""
-    device = device_of(point.width)
+    device = device_of()
 
     def at(mode: Mode, rate: float) -> Probe:
         requests = 2000 if mode is Mode.FULL else 500
@@ -101,7 +93,7 @@ def main() -> None:
         def asked(point: Point, mode: Mode) -> "Future[float | None]":
             """Who comes back is nothing to `full`: it is simulated once for all of that."""
             if mode is Mode.FULL:
-                point = Point("", "", replace(point.workload, reuse=0.0, gap_s=5.0, skew=0.0), point.width)
+                point = Point("", "", replace(point.workload, reuse=0.0, gap_s=5.0, skew=0.0))
             if (point, mode) not in begun:
                 begun[point, mode] = pool.submit(highest, point, mode)
             return begun[point, mode]

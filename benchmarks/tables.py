@@ -252,7 +252,7 @@ def sensitivity() -> str:
         "",
         f"Base: `d512`, {base['lengths']:,} behaviours, {base['candidates']} candidates, reuse {base['reuse']}, gaps "
         f"of {base['gap_s']:g} s, stages of {stages} ms, budgets {ranking:g} / {pipeline:g} ms, 96 GiB and 72 GiB of "
-        "memory. Rates are within 7% of the simulator's limits; widths other than 512 are scaled.",
+        "memory. Rates are within 7% of the simulator's limits.",
     ]
     return "\n".join(lines)
 
