@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from relaygr.cli.output import errors, progress_bar
+from relaygr.bars import progress_bar
+from relaygr.cli.output import errors
 from relaygr.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from relaygr.bars import progress_bar
 from relaygr.cli.output import errors
 from relaygr.lab.demo import STAGES, Demo, DemoResult, run_demo
 
@@ -35,9 +35,8 @@ def demo(
     has kept. `path` says what a rank still needed. Scores are compared, too.
     """
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     wanted = Demo(requests, users, length, candidates, instances, seed=seed)
-    with errors("demo"), Progress(*columns, console=console, transient=True) as bar:
+    with errors("demo"), progress_bar(console) as bar:
         task = bar.add_task("starting", total=None)
         result = asyncio.run(
             run_demo(

@@ -12,7 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from relaygr.cli.output import errors, progress_bar
+from relaygr.bars import progress_bar
+from relaygr.cli.output import errors
 
 __all__ = ["evaluate"]
 

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
+from relaygr.bars import progress_bar
 from relaygr.cli.lab_report import report
 from relaygr.cli.lab_run import length, run, slo
-from relaygr.cli.output import errors, progress_bar
+from relaygr.cli.output import errors
 from relaygr.lab.workload import Arrivals, Profile, Recorded, Workload
 
 __all__ = ["lab"]

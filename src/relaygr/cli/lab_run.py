@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from relaygr.cli.output import errors, progress_bar
+from relaygr.bars import progress_bar
+from relaygr.cli.output import errors
 from relaygr.lab.workload import Profile
 
 if TYPE_CHECKING:

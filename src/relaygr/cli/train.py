@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relaygr.cli.output import errors, progress_bar
+from relaygr.bars import progress_bar
+from relaygr.cli.output import errors
 from relaygr.errors import InvalidInput
 
 if TYPE_CHECKING:

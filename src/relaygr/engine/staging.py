@@ -1,7 +1,7 @@
 """A step's inputs, laid out in pinned memory before anything of it is launched, and where its scores come out."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from relaygr.model.batch import AppendRow, ScoreRow
 from relaygr.model.packed import BatchShape, Packed
 
 __all__ = ["Out", "Staged", "Staging"]
+
+Row = TypeVar("Row", AppendRow, ScoreRow)
 
 _LONGEST: Final = max(bucket.rows for bucket in APPEND_BUCKETS)
 """Tokens of one append that a captured launch takes."""
@@ -63,24 +65,14 @@ class Staging:
         self._outputs = [out] if self._outputs and self._outputs[-1].rows < out.rows else [*self._outputs, out]
 
 
-class StagedAppends(NamedTuple):
-    """Rows that run together, and their inputs."""
+class StagedGroup(NamedTuple, Generic[Row]):
+    """Rows that run together, appends or scores, and their inputs."""
 
     members: list[int]
     bucket: Bucket | None
     total: int
     packed: Packed
-    rows: list[AppendRow]
-
-
-class StagedScores(NamedTuple):
-    """The same, of scores."""
-
-    members: list[int]
-    bucket: Bucket | None
-    total: int
-    packed: Packed
-    rows: list[ScoreRow]
+    rows: list[Row]
 
 
 class Staged:
@@ -96,25 +88,25 @@ class Staged:
         config, captured = model.config, graphs is not None
         self._staging = staging
         self._out: Out | None = None
-        self.appends: list[StagedAppends] = []
-        self.scores: list[StagedScores] = []
+        self.appends: list[StagedGroup[AppendRow]] = []
+        self.scores: list[StagedGroup[ScoreRow]] = []
         rows = [piece for row in step.appends for piece in _pieces(row)] if captured else step.appends
         new = [row.high - row.low for row in rows]
         for members, bucket in _groups(APPEND_BUCKETS, new, captured):
             appends = [rows[index] for index in members]
             packed = _own(AppendBatch.shape(appends)) if bucket is None else staging.take(bucket)
             AppendBatch.fill(packed, config, appends)
-            self.appends.append(StagedAppends(members, bucket, sum([new[index] for index in members]), packed, appends))
+            self.appends.append(StagedGroup(members, bucket, sum([new[index] for index in members]), packed, appends))
         self._counts = counts = [len(row.candidates) for row in step.scores]
         features = config.request_features + config.candidate_features
         for members, bucket in _groups(SCORE_BUCKETS, counts, captured):
             scores = [step.scores[index] for index in members]
             packed = _own(ScoreBatch.shape(config, scores)) if bucket is None else staging.take(bucket, features)
             ScoreBatch.fill(packed, config, scores)
-            self.scores.append(StagedScores(members, bucket, sum([counts[index] for index in members]), packed, scores))
+            self.scores.append(StagedGroup(members, bucket, sum([counts[index] for index in members]), packed, scores))
 
     @property
-    def groups(self) -> "list[StagedAppends | StagedScores]":
+    def groups(self) -> "list[StagedGroup[AppendRow] | StagedGroup[ScoreRow]]":
         return [*self.appends, *self.scores]
 
     @property

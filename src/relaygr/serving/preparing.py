@@ -5,7 +5,9 @@ import threading
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
+
+from relaygr.bars import progress_bar
 
 __all__ = ["Preparing"]
 
@@ -18,8 +20,7 @@ class Preparing:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, soft_wrap=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
+        self._bar = progress_bar(self._console)
         self._lock = threading.Lock()
         self._tasks: dict[str, tuple[TaskID, float]] = {}
         """What is under way, and since when."""
