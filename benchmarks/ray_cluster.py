@@ -24,8 +24,6 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 import msgspec
 import numpy as np
 import ray
-from ray import serve
-from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
@@ -35,7 +33,7 @@ from common import percentile, write_result
 from relaygr.cascade import Catalogue, PipelineConfig
 from relaygr.cluster.ray.application import APP, INSTANCE
 from relaygr.cluster.ray.directory import directory
-from relaygr.cluster.ray.run import cluster
+from relaygr.cluster.ray.run import cluster, start_proxy
 from relaygr.cluster.ray.slots import Held
 from relaygr.history import LmdbStore
 from relaygr.serving.client import HttpClient
@@ -311,9 +309,7 @@ def shown(figures: dict[str, Any]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--share", type=float, default=0.5, help="of the highest rate that is held; restarts need cores"
-    )
+    parser.add_argument("--share", type=float, default=1.0, help="of the highest rate that is held")
     share = parser.parse_args().share
     console = Console()
     with bind("127.0.0.1", 0) as bound:
@@ -323,7 +319,7 @@ def main() -> None:
         world(folder)
         roomy = settings(folder, port)
         with cluster(replace(roomy, ray=replace(roomy.ray, max_instances=MORE + 2, instance_cpus=1.0))):
-            serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
+            start_proxy(roomy)
             figures = asyncio.run(run(folder, port, share, status.update))
             load = os.getloadavg()[0]
     console.print(shown(figures))

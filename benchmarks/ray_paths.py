@@ -26,18 +26,17 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 import numpy as np
 import ray
 from ray import serve
-from ray.serve.config import HTTPOptions
 from rich.console import Console
 from rich.table import Table
 
 from common import percentile, write_result
 from relaygr import History
 from relaygr.cluster.haproxy import HaproxyConfig, haproxy
-from relaygr.cluster.ray.application import APP, INSTANCE
+from relaygr.cluster.ray.application import APP, INSTANCE, QUIET
 from relaygr.cluster.ray.directory import directory
 from relaygr.cluster.ray.handle_client import HandleClient
 from relaygr.cluster.ray.instance import Instance
-from relaygr.cluster.ray.run import cluster, deploy
+from relaygr.cluster.ray.run import cluster, deploy, start_proxy
 from relaygr.relay import Membership
 from relaygr.serving.client import HttpClient, Response
 from relaygr.serving.ray_settings import RaySettings
@@ -140,8 +139,10 @@ def behind_serve_s_haproxy(file: Path) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with cluster(here):
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
-        serve.start(http_options=HTTPOptions(host="127.0.0.1", port=here.gateway.port))
-        kind = serve.deployment(serve.ingress()(Instance), name=INSTANCE, max_ongoing_requests=1000)
+        start_proxy(here)
+        kind = serve.deployment(
+            serve.ingress()(Instance), name=INSTANCE, max_ongoing_requests=1000, logging_config=QUIET
+        )
         serve.run(kind.bind(here), name=APP, route_prefix="/")
         print(f"instance serves on http://127.0.0.1:{here.gateway.port}", flush=True)
         stop.wait()
@@ -238,7 +239,7 @@ async def measure(folder: Path, port: int, say: Callable[[str], None]) -> dict[s
 def served(port: int) -> Iterator[None]:
     here = settings(port)
     with cluster(here):
-        serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
+        start_proxy(here)
         deploy(here)
         yield
 

@@ -290,6 +290,7 @@ def test_a_gateway_answers_all_documented_statuses_and_no_other(tmp_path: Path) 
         assert (await served.example(behaviours, "one behaviour")).status_code == 429
         served.app._writing = 0
         await provoke_late(served, recommend)
+        await provoke_late(served, behaviours)
         served.ranking.rank_error = Overloaded("too much")
         reply = await served.example(recommend, "two items")
         assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")

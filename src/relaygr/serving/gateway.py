@@ -1,10 +1,12 @@
 """The gateway: the whole cascade behind one call, and the behaviours that come in."""
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -122,15 +124,8 @@ class GatewayApp(App):
 
     async def _found(self, wanted: RecommendRequest, deadline_ms: float | None) -> Recommendation:
         """What the pipeline finds within its budgets, or the caller's time where that is less."""
-        if deadline_ms is None:
+        async with _within(deadline_ms):
             return await self._pipeline.run(wanted)
-        try:
-            async with asyncio.timeout(deadline_ms / 1e3) as timeout:
-                return await self._pipeline.run(wanted)
-        except TimeoutError as error:
-            if not timeout.expired():
-                raise
-            raise DeadlineExceeded(f"the caller's {deadline_ms:g} ms have passed") from error
 
     def _count(self, found: Recommendation) -> None:
         path = "NONE" if found.path is None else found.path.value
@@ -153,22 +148,28 @@ class GatewayApp(App):
         if int(times.max()) >= MILLISECONDS:
             raise InvalidInput("timestamps", f"must be seconds; {int(times.max())} looks like milliseconds")
         self._ranking.check_actions(actions)
-        length = await self._write(lambda: self._store.append(body.user, items, actions, times))
-        self._pipeline.appended(body.user, History(items, actions, times), length)
-        self._counts.behaviours += len(items)
+        async with _within(request.deadline_ms()):
+            length = await asyncio.shield(self._write(body.user, History(items, actions, times)))
         return Reply(200, encode(encoding, BehavioursReply(body.user, length)), encoding)
 
-    async def _write(self, append: Callable[[], int]) -> int:
-        """Write to the store, in threads of its own: writes that wait must not keep reads and searches waiting."""
+    def _write(self, user: str, new: History) -> asyncio.Future[int]:
+        """Write to the store, in threads of its own: writes that wait must not keep reads and searches waiting.
+
+        What was begun is stored and known here, whether its caller still waits for it or not.
+        """
         if self._writing >= MAX_WRITES:
             raise Overloaded(f"{self._writing} appends wait for the store already")
         self._writing += 1
+        append = partial(self._store.append, user, new.items, new.actions, new.timestamps)
         written = asyncio.get_running_loop().run_in_executor(self._writes, append)
-        written.add_done_callback(lambda _: self._written())
-        return await asyncio.shield(written)
+        written.add_done_callback(partial(self._written, user, new))
+        return written
 
-    def _written(self) -> None:
+    def _written(self, user: str, new: History, written: asyncio.Future[int]) -> None:
         self._writing -= 1
+        if not written.cancelled() and written.exception() is None:
+            self._pipeline.appended(user, new, written.result())
+            self._counts.behaviours += len(new)
 
     async def give_up(self) -> None:
         """Close the store: what still waits for it is answered Unavailable."""
@@ -194,6 +195,20 @@ class GatewayApp(App):
             paths=self.served,
             requests={f"{path} {status}": count for (path, status), count in self.requests.items()},
         )
+
+
+@contextlib.asynccontextmanager
+async def _within(deadline_ms: float | None) -> AsyncIterator[None]:
+    """The time that the caller gives; DeadlineExceeded when it has passed, and before anything where there is none."""
+    if deadline_ms == 0:
+        raise DeadlineExceeded("the deadline had passed already")
+    try:
+        async with asyncio.timeout(None if deadline_ms is None else deadline_ms / 1e3) as timeout:
+            yield
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        raise DeadlineExceeded(f"the caller's {deadline_ms:g} ms have passed") from error
 
 
 def _plain(counts: Mapping[Any, int]) -> dict[str, int]:

@@ -224,15 +224,19 @@ GATEWAY: Final = (
         path="/v1/behaviours",
         method="POST",
         summary="Append what a user did",
-        description="The next request sees it. Behaviours are appended behind the user's last, all of them or none.",
+        description=(
+            "The next request sees it. Behaviours are appended behind the user's last, all of them or none. When the "
+            "deadline passes first, they may have been stored or may still be."
+        ),
         status=200,
         reply=BehavioursReply,
         example={"user": "user-7", "length": 1433},
-        errors={**POSTED, **_BUSY},
+        errors={**POSTED, **_BUSY, **_LATE},
         body=BehavioursBody,
         examples={
             "one behaviour": {"user": "user-7", "behaviours": [{"item": 42, "action": 1, "timestamp": 1700000180}]},
         },
+        parameters=("x-relaygr-deadline-ms",),
     ),
     Operation(
         path="/v1/status",

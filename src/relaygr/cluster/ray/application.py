@@ -13,7 +13,7 @@ from relaygr.cluster.ray.instance import LINGER_S, Instance
 from relaygr.errors import InvalidInput
 from relaygr.serving.settings import DataSettings, Settings, read
 
-__all__ = ["APP", "GATEWAY", "INSTANCE", "app", "application"]
+__all__ = ["APP", "GATEWAY", "INSTANCE", "QUIET", "app", "application"]
 
 APP: Final = "relaygr"
 """The name of the application where none is given."""
@@ -21,6 +21,8 @@ GATEWAY: Final = "Gateway"
 INSTANCE: Final = "Instance"
 AT_ONCE: Final = 10_000
 """Calls that Serve passes to a replica before it holds some back: gateways and engines have bounds of their own."""
+QUIET: Final = {"enable_access_log": False}
+"""A line for every request costs more than most ranks; `/metrics` counts them. Serve's own files can turn it on."""
 STATS_S: Final = 1.0
 """How often Serve asks an instance whether it drains, and how busy it is."""
 
@@ -113,6 +115,7 @@ def _instance_options(settings: Settings) -> dict[str, Any]:
 def _common(drain_s: float) -> dict[str, Any]:
     return {
         "max_ongoing_requests": AT_ONCE,
+        "logging_config": QUIET,
         "graceful_shutdown_wait_loop_s": 0.1,
         # An instance lingers, drains, and ends its engine; and a little more than that.
         "graceful_shutdown_timeout_s": LINGER_S + 2 * drain_s + 5.0,

@@ -12,7 +12,7 @@ import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from relaygr.cluster.ray.application import APP, GATEWAY, INSTANCE, absolute, application
+from relaygr.cluster.ray.application import APP, GATEWAY, INSTANCE, QUIET, absolute, application
 from relaygr.cluster.ray.directory import directory
 from relaygr.errors import InvalidInput, Unavailable
 from relaygr.serving.all import shared
@@ -21,7 +21,7 @@ from relaygr.serving.ray_settings import DataPath
 from relaygr.serving.run import bind, url
 from relaygr.serving.settings import Settings
 
-__all__ = ["check_reach", "cluster", "deploy", "run_ray"]
+__all__ = ["check_reach", "cluster", "deploy", "run_ray", "start_proxy"]
 
 OBJECT_STORE: Final = 128 * 2**20
 """Bytes of Ray's own memory for objects, on a cluster that is started here: messages are small and not kept."""
@@ -56,23 +56,24 @@ def run_ray(
         progress(f"joining {address}")
         with _connected(address):
             check_reach(settings, sum(node["Alive"] for node in ray.nodes()))
-            _start_proxy(settings)
+            start_proxy(settings)
             deploy(settings, progress)
             ready(where)
         return
     bind(own.host, own.port).close()  # taken already? told before anything slow begins
     progress("starting Ray")
     with cluster(settings), _stopping() as stop:
-        _start_proxy(settings)
+        start_proxy(settings)
         deploy(settings, progress)
         ready(where)
         stop.wait()
 
 
-def _start_proxy(settings: Settings) -> None:
+def start_proxy(settings: Settings) -> None:
     """Serve with its proxy on every machine, at the gateway's address; where it runs already it stays as it is."""
     own = settings.gateway
-    serve.start(proxy_location="EveryNode", http_options={"host": own.host, "port": own.port})
+    http = {"host": own.host, "port": own.port}
+    serve.start(proxy_location="EveryNode", http_options=http, logging_config=QUIET)
 
 
 def deploy(
