@@ -41,6 +41,7 @@ class Point:
     condition: str
     value: str
     workload: Workload
+    shape: str = "d512"
 
 
 def points() -> list[Point]:
@@ -56,21 +57,49 @@ def points() -> list[Point]:
     found += varied("lengths", "lengths", ("1024+32768@0.1",))
     found += varied("skew", "skew", (1.5,))
     found += varied("candidates", "candidates", (2048,))
-    return found
+    return found + [Point("model", shape, BASE, shape) for shape in ("d256", "d1024")]
 
 
-def device_of() -> Device:
-    """As it was measured, put right by what a rank took there."""
+def device_of(shape: str) -> Device:
+    """As it was measured for `d512`, put right by what a rank took there; other shapes in proportion, by what
+    pre-inference and ranks of 8,192 behaviours took of each."""
     known = json.loads((RESULTS / "costs-h200.json").read_text())
     n, (whole, _) = next((int(n), taken) for n, taken in known["unloaded_full_ms"].items())
     config = EngineConfig(device_cache="96GiB", host_cache="72GiB", max_history=140_000)
-    device = Device(SimulatedCosts(**known["costs"]), known["page_bytes"], config)
-    return device.slower(whole / 1e3 / device.full_s(n, 512))
+    costs = SimulatedCosts(**known["costs"])
+    device = Device(costs, known["page_bytes"], config)
+    device = device.slower(whole / 1e3 / device.full_s(n, 512))
+    if shape == known["shape"]:
+        return device
+    costs = device.costs
+    append, rank = (times(shape, call) / times(known["shape"], call) for call in ("pre-infer", "rank resident"))
+    size = dims()[shape] / dims()["d512"]
+    scaled = replace(
+        costs,
+        step=costs.step * rank,
+        token=costs.token * append,
+        pair=costs.pair * append,
+        candidate_pair=costs.candidate_pair * rank,
+        page=costs.page * size,
+    )
+    return Device(scaled, round(device.page_bytes * size), config)
+
+
+def times(shape: str, call: str) -> float:
+    """Milliseconds on the device, measured."""
+    calls = json.loads((RESULTS / "engine-h200.json").read_text())["calls"]
+    (found,) = (one for one in calls if (one["shape"], one["n"], one["call"]) == (shape, 8192, call))
+    return float(found["device_ms"])
+
+
+def dims() -> dict[str, int]:
+    shapes = json.loads((RESULTS / "engine-h200.json").read_text())["inputs"]["shapes"]
+    return {name: given["layers"] * given["dim"] for name, given in shapes.items()}
 
 
 def highest(point: Point, mode: Mode) -> float | None:
     """Requests a second; None where no rate holds."""
-    device = device_of()
+    device = device_of(point.shape)
 
     def at(mode: Mode, rate: float) -> Probe:
         requests = 2000 if mode is Mode.FULL else 500
@@ -93,7 +122,8 @@ def main() -> None:
         def asked(point: Point, mode: Mode) -> "Future[float | None]":
             """Who comes back is nothing to `full`: it is simulated once for all of that."""
             if mode is Mode.FULL:
-                point = Point("", "", replace(point.workload, reuse=0.0, gap_s=5.0, skew=0.0))
+                load = replace(point.workload, reuse=0.0, gap_s=5.0, skew=0.0)
+                point = Point("", "", load, point.shape)
             if (point, mode) not in begun:
                 begun[point, mode] = pool.submit(highest, point, mode)
             return begun[point, mode]
