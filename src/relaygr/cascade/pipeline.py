@@ -197,6 +197,10 @@ class Pipeline:
         self._wall_time = wall_time
         self._offload = offload
         self._read_here = read_here
+        self._store_ms = self.config.store_share * self.config.pipeline_ms
+        self._store_limit = f"{self._store_ms:g} ms of the store"
+        self._pipeline_limit = f"pipeline budget of {self.config.pipeline_ms:g} ms"
+        self._ranking_limit = f"ranking budget of {self.config.ranking_ms:g} ms"
         self._recent = RecentHistories()
         self._signals: set[asyncio.Task[Signal]] = set()
         self._closed = False
@@ -222,7 +226,7 @@ class Pipeline:
         if self._closed:
             raise Unavailable("the pipeline is closed")
         budgets, watch = self.config, _Stopwatch(self._clock)
-        end = _Limit(watch.arrived + budgets.pipeline_ms / 1e3, f"pipeline budget of {budgets.pipeline_ms:g} ms")
+        end = _Limit(watch.arrived + budgets.pipeline_ms / 1e3, self._pipeline_limit)
         at = self._wall_time()
 
         history, stale = await self._history(request.user, watch.arrived, end)
@@ -285,8 +289,7 @@ class Pipeline:
         """The window of the user's history, and whether it is the one read last, because the store does not answer."""
         recent, limit, number = self._recent.get(user), end, self._recent.begin()
         if recent is not None:
-            store_ms = self.config.store_share * self.config.pipeline_ms
-            limit = min(end, _Limit(arrived + store_ms / 1e3, f"{store_ms:g} ms of the store"))
+            limit = min(end, _Limit(arrived + self._store_ms / 1e3, self._store_limit))
         try:
             if recent is not None and self._read_here:
                 history = self._read(user, recent)
@@ -302,13 +305,14 @@ class Pipeline:
 
     def _read(self, user: str, recent: History | None) -> History:
         """The window of the user's history. It begins at a page, so that stored page hashes come with it."""
-        window, length = self.config.window, self._store.length(user)
+        window = self.config.window
+        start = window.start(self._store.length(user)) if recent is None else recent.start
         while True:
-            history = self._store.read(user, start=window.start(length), known=recent)
-            length = history.start + len(history)
-            if history.start <= window.start(length):
+            history = self._store.read(user, start=start, known=recent)
+            start = window.start(history.start + len(history))
+            if history.start <= start:
                 return window.apply(history)
-            # It was replaced by a shorter one in between: the window begins earlier.
+            # It was replaced by a shorter one since: the window begins earlier.
 
     def _send_signal(self, request: RecommendRequest, history: History, *, due: float) -> "asyncio.Future[Signal]":
         """The reply to come, or one that says why no signal is sent."""
@@ -343,7 +347,7 @@ class Pipeline:
     ) -> tuple[Signal, RankReply | None]:
         """Rank where the signal went, if that is known in time. No candidates: no reply."""
         config, began = self.config, self._clock.now()
-        limit = min(end, _Limit(began + config.ranking_ms / 1e3, f"ranking budget of {config.ranking_ms:g} ms"))
+        limit = min(end, _Limit(began + config.ranking_ms / 1e3, self._ranking_limit))
         candidates = prepared.candidates
         if candidates is None:
             return _known(sent), None

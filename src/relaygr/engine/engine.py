@@ -174,6 +174,7 @@ class Engine:
     ) -> "asyncio.Future[Ranked]":
         """Like `rank`, for callers without a task: what it will answer. Cancelling that gives up the rank, and with it
         whatever nobody else wants. Bad input is raised at once."""
+        now = self.clock.now()
         loop = self._open_loop()
         served = loop.served
         self._check_user(user)
@@ -181,7 +182,6 @@ class Engine:
         checked = served.model.check_candidates(candidates)
         features = served.model.check_request(request)
         ids = served.model.check_context(context)
-        now = self.clock.now()
         due = self._check_deadline(deadline, now)
         if len(loop.ranks) >= self.config.max_ranks:
             raise Overloaded(f"{len(loop.ranks)} ranks are under way, max_ranks allows no more")

@@ -49,7 +49,7 @@ class History:
     backwards. Equality is by content. Raises InvalidInput naming the field for anything else.
     """
 
-    __slots__ = ("_known", "actions", "items", "start", "timestamps")
+    __slots__ = ("_known", "_tail", "actions", "items", "start", "timestamps")
 
     def __init__(self, items: Any, actions: Any, timestamps: Any, *, start: int = 0) -> None:
         self.items = frozen(integers("items", items, np.int64))
@@ -70,6 +70,7 @@ class History:
         # Hashes and digests of the first pages, as far as they are known. Replaced as one, never changed in
         # place: histories share them, and threads may read while one extends them.
         self._known: tuple[Sequence[bytes], Sequence[bytes]] = ((), (EMPTY,))
+        self._tail: bytes | None = None
 
     @classmethod
     def empty(cls) -> Self:
@@ -107,7 +108,7 @@ class History:
         """Made of parts already checked; `hashes` and `digests` are those of its first whole pages."""
         self = cls.__new__(cls)
         self.items, self.actions, self.timestamps, self.start = items, actions, timestamps, start
-        self._known = hashes, digests
+        self._known, self._tail = (hashes, digests), None
         return self
 
     def __len__(self) -> int:
@@ -168,12 +169,19 @@ class History:
         length = len(self) if length is None else self._within(length)
         whole, rest = divmod(length, PAGE)
         digest = self._pages(whole)[1][whole]
-        return chain(digest, self._hash(whole * PAGE, length)) if rest else digest
+        if not rest:
+            return digest
+        return chain(digest, self._tail_hash() if length == len(self) else self._hash(whole * PAGE, length))
 
     def page_hashes(self) -> list[bytes]:
         """The hashes of the whole pages, for a store to keep."""
         whole = len(self) // PAGE
         return list(self._pages(whole)[0][:whole])
+
+    def all_hashes(self) -> list[bytes]:
+        """The hashes of all pages, the unfinished one, where there is one, included."""
+        hashes = self.page_hashes()
+        return [*hashes, self._tail_hash()] if len(self) % PAGE else hashes
 
     def page_digests(self, length: int) -> list[bytes]:
         """The digests at 0, PAGE, 2·PAGE … up to `length`."""
@@ -210,6 +218,12 @@ class History:
             digests.append(chain(digests[page], hashes[page]))
         self._known = hashes, digests
         return hashes, digests
+
+    def _tail_hash(self) -> bytes:
+        """Of the unfinished page."""
+        if self._tail is None:
+            self._tail = self._hash(len(self) // PAGE * PAGE, len(self))
+        return self._tail
 
     def _hash(self, low: int, high: int) -> bytes:
         return page_hash(self.items[low:high], self.actions[low:high], self.timestamps[low:high])

@@ -41,6 +41,6 @@ class SteppedWindow:
         store's last n and the whole history give the same window.
         """
         start = self.start(history.start + len(history))
-        if start < history.start:
+        if start <= history.start:
             return history
         return history[start - history.start :]

@@ -1,7 +1,8 @@
 """Whether a request is at risk of missing its ranking budget, told before ranking from metadata alone."""
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -158,6 +159,7 @@ class Verdict:
 class _Heard:
     report: SlotReport
     cost: CostModel
+    wait_ms: float
     at: float
 
 
@@ -192,8 +194,15 @@ class Trigger:
         else:
             cost = CostModel()
             cost.steps.coefficients = report.coefficients
-        self._heard[slot] = _Heard(report, cost, now)
+        self._heard[slot] = _Heard(report, cost, report.wait_ms, now)
         self._newest = cost
+
+    def hear_wait(self, slot: str, wait_ms: float, now: float) -> None:
+        """An answer from `slot` told its wait; its costs are those it reported. Before that nothing is kept."""
+        known = self._heard.get(slot)
+        if known is not None and 0.0 <= wait_ms < math.inf:
+            self._heard[slot] = _Heard(known.report, known.cost, wait_ms, now)
+            self._newest = known.cost
 
     def forget(self, slot: str) -> None:
         """The slot has left."""
@@ -202,7 +211,7 @@ class Trigger:
     def reported(self, slot: str) -> SlotReport | None:
         """What the slot said last."""
         heard = self._heard.get(slot)
-        return heard.report if heard else None
+        return replace(heard.report, wait_ms=heard.wait_ms) if heard else None
 
     def forecast(self, slot: str, shape: Shape, now: float) -> Forecast | None:
         """What ranking on `slot` would take; None if no slot has reported. Changes nothing."""
@@ -212,7 +221,7 @@ class Trigger:
             return None
         believed = heard and now - heard.at <= self.config.wait_ttl_s
         return Forecast(
-            wait_ms=heard.report.wait_ms if heard and believed else 0.0,
+            wait_ms=heard.wait_ms if heard and believed else 0.0,
             resident_ms=1e3 * (cost.step_s + cost.score_s(shape.candidates, shape.prefix)),
             gain_ms=1e3 * cost.append_s(shape.prefix, 0),
         )

@@ -124,6 +124,8 @@ class GatewayApp(App):
 
     async def _found(self, wanted: RecommendRequest, deadline_ms: float | None) -> Recommendation:
         """What the pipeline finds within its budgets, or the caller's time where that is less."""
+        if deadline_ms is None:
+            return await self._pipeline.run(wanted)
         async with _within(deadline_ms):
             return await self._pipeline.run(wanted)
 

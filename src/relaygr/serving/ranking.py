@@ -124,7 +124,7 @@ class RelayRanking:
         body = PreInferBody(**_history_fields(user, history, context))
         response = await self._send(route, "/v1/pre-infer", user, body, history, due)
         reply = msgspec.msgpack.decode(_well(response, 202), type=PreInferReply)
-        self._hear(reply.slot, reply.wait_ms)
+        self.trigger.hear_wait(reply.slot, reply.wait_ms, self._clock.now())
         return Signal(Decision(reply.decision), reply.slot)
 
     async def rank(
@@ -169,7 +169,7 @@ class RelayRanking:
                     raise
             reply = msgspec.msgpack.decode(content, type=RankReply)
             path = Path(reply.path)
-            self._hear(reply.slot, reply.wait_ms)
+            self.trigger.hear_wait(reply.slot, reply.wait_ms, self._clock.now())
             if forecast is not None:
                 self.trigger.learn(forecast, path, (self._clock.now() - began) * 1e3)
             timings = Timings(**reply.timings_ms)
@@ -213,12 +213,6 @@ class RelayRanking:
         if client is None:
             client = self._clients[address] = self._connect(address)
         return client
-
-    def _hear(self, slot: str, wait_ms: float) -> None:
-        """A reply tells the slot's wait; its costs are those of the last probe."""
-        known = self.trigger.reported(slot)
-        if known is not None:
-            self.trigger.hear(slot, SlotReport(known.version, known.coefficients, wait_ms), self._clock.now())
 
     # ---- probes
 
