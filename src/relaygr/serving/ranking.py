@@ -254,13 +254,15 @@ def _history_fields(user: str, history: History, context: Any) -> dict[str, Any]
         "start": history.start,
         "length": len(history),
         "digest": history.digest(),
-        "behaviours": _behaviours(history[max(0, len(history) - TAIL) :]),
+        "behaviours": _behaviours(history, max(0, len(history) - TAIL)),
         "context": b"" if context is None else np.asarray(context, np.int64).tobytes(),
     }
 
 
-def _behaviours(history: History) -> Behaviours:
-    return Behaviours(history.items.tobytes(), history.actions.tobytes(), history.timestamps.tobytes())
+def _behaviours(history: History, first: int = 0) -> Behaviours:
+    """Those from `first` on."""
+    columns = history.items[first:], history.actions[first:], history.timestamps[first:]
+    return Behaviours(*[column.tobytes() for column in columns])
 
 
 _ERRORS: Final[dict[int, type[RelayError]]] = {429: Overloaded, 504: DeadlineExceeded, 503: Unavailable}
