@@ -202,6 +202,46 @@ def _about(result: Any) -> str:
     )
 
 
+def serving() -> str:
+    """Gateway, frontend and engine on a CPU."""
+    result = _result("serving-cpu")
+    inputs = result["inputs"]
+    lines = ["| | measured | aimed at | |", "|---|---|---|---|"]
+    for row in result["figures"]["targets"]:
+        verdict = {True: "reached", False: "missed", None: ""}[row["reached"]]
+        lines.append(f"| {row['what']} | {row['measured']} | {row['target']} | {verdict} |")
+    lines += [
+        "",
+        f"{result['machine']['cores']} cores ({result['machine']['cpu']}) for clients and servers; {inputs['model']}; "
+        f"histories of {inputs['length']:,}, {inputs['candidates']} candidates, retrieval of "
+        f"{inputs['retrieval_at_least_ms']:g} ms, {inputs['newcomers']:.0%} newcomers; the frontend by itself: "
+        f"histories of {inputs['frontend']['history']:,}, a simulated device.",
+    ]
+    return "\n".join(lines)
+
+
+def soak() -> str:
+    """What a long run with faults came to."""
+    result = _result("soak")
+    inputs, figures = result["inputs"], result["figures"]
+    answers = ", ".join(f"{count:,} × {status}" for status, count in figures["answers"].items())
+    lines = [
+        f"{inputs['requests']:,} requests of {inputs['users']} users who come back, {inputs['appends']:.0%} of them "
+        f"after something new; {inputs['kills']} instances killed, {inputs['freezes']} frozen, {figures['aborted']:,} "
+        f"clients gone before their answer. Answers: {answers}. Of {figures['scores']['looked_at']:,} whose scores "
+        f"were compared with the right ones, {figures['scores']['wrong']} were wrong.",
+        "",
+        "| at the end | |",
+        "|---|---|",
+        *(f"| {what} | {'yes' if holds else 'NO'} |" for what, holds in figures["holds"].items()),
+        "",
+        f"Deadlines of {inputs['deadline_ms']:g} ms were overrun by {figures['deadline_overrun_p99_ms']:g} ms at P99; "
+        f"the cost model was off by {figures['cost_model_error']:.1%} at the median on the simulated device and by "
+        f"{figures['cost_model_error_cpu']:.1%} on the CPU.",
+    ]
+    return "\n".join(lines)
+
+
 def headline() -> str:
     """The relay against the same engine without it, from what has been measured."""
     parts = []
@@ -263,6 +303,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/lab.md": {"headline": headline, "sensitivity": sensitivity},
     "docs/kernels.md": {"kernel-targets": kernel_targets},
     "docs/engine.md": {"gpu-targets": gpu_targets, "gpu-loads": gpu_loads},
+    "docs/relay.md": {"serving": serving, "soak": soak},
     "docs/ray.md": {"ray-paths": ray_paths, "ray-cluster": ray_cluster},
     "docs/training.md": {
         "next-items": next_items,

@@ -37,7 +37,7 @@ from relaygr.cascade import (
 )
 from relaygr.clock import Clock, VirtualClock, VirtualTimeLoop, run_virtual
 from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, RelayError, Unavailable
-from relaygr.history import LmdbStore, StoreCorrupt, StoreError, StoreFull
+from relaygr.history import History, LmdbStore, StoreCorrupt, StoreError, StoreFull
 from relaygr.relay import Shape
 
 T = TypeVar("T")
@@ -296,6 +296,46 @@ async def test_a_history_replaced_by_a_shorter_one_meanwhile_is_read_as_it_is(tm
             await cascade.run(RecommendRequest("u1"))
     assert ranks.ranks[0].history == SEEN
     assert ranks.ranks[0].history.start == 0
+
+
+@in_virtual_time
+async def test_of_a_history_that_grew_far_past_its_window_no_more_than_the_window_is_read(tmp_path: Path) -> None:
+    reads: list[int] = []
+
+    class Counted(LmdbStore):
+        def read(self, *given: Any, **named: Any) -> History:
+            history = super().read(*given, **named)
+            reads.append(len(history))
+            return history
+
+    window = SteppedWindow(cap=1024, step=128)
+    with Counted(tmp_path / "grown") as store:
+        store.append("u1", SEEN.items, SEEN.actions, SEEN.timestamps)
+        ranks = ranking()
+        async with pipeline(store, ranks, window=window) as cascade:
+            await cascade.run(RecommendRequest("u1"))
+            more = np.arange(20_000)
+            store.append("u1", more % 7, more % 3, 10**6 + more)
+            await cascade.run(RecommendRequest("u1"))
+            await cascade.run(RecommendRequest("u1"))
+            whole = store.read("u1")
+    assert max(reads[:-1]) <= window.cap
+    assert ranks.ranks[1].history.digest() == window.apply(whole).digest()
+    assert ranks.ranks[1].history.start == window.apply(whole).start
+    assert ranks.ranks[2].history is ranks.ranks[1].history
+
+
+@in_virtual_time
+async def test_an_append_beside_others_forgets_its_own_user_alone(store: LmdbStore) -> None:
+    async with pipeline(store, ranking()) as cascade:
+        began = cascade._recent.begin()  # a read of another user is under way
+        await cascade.run(RecommendRequest("u1"))
+        cascade.appended("u1", SEEN[:1], len(SEEN))  # what was read has it already
+        assert cascade._recent.get("u1") is not None
+        cascade.appended("u1", SEEN[:1], len(SEEN) + 5)  # others have written four
+        assert cascade._recent.get("u1") is None
+        cascade._recent.keep("u2", SEEN, began)
+        assert cascade._recent.get("u2") is not None
 
 
 @in_virtual_time

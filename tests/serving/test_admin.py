@@ -198,6 +198,9 @@ def test_evicting_everywhere_leaves_nothing_in_the_store_the_gateway_and_every_i
                 membership.add("slot-2", "http://127.0.0.1:1")
                 with pytest.raises(Unavailable, match="slot-2"):
                     await evict("u2")
+                membership.add("slot-2", two.address)  # a message that was carried elsewhere
+                with pytest.raises(Unavailable, match=r"slot-2 \(slot-1 answered instead\)"):
+                    await evict("u2")
                 assert store.read("u2") == History.empty()
             refusing = evict_everywhere(store, forgotten.append, Membership(), b"")
             assert (await refusing("u2")).prefixes == {}

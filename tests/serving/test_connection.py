@@ -1,13 +1,15 @@
 """Connections whose requests do not arrive, and replies that leave at once."""
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import uvicorn
 
 from relaygr.clock import run_virtual
-from relaygr.serving.connection import ARRIVE_S, Connection
+from relaygr.serving.connection import ARRIVE_S, MAX_HEAD, Connection
 from relaygr.serving.http import App, Reply, Request
 from relaygr.serving.wire import Encoding
 
@@ -22,6 +24,7 @@ class Wire:
     def __init__(self) -> None:
         self.written: list[bytes] = []
         self.closed_at: float | None = None
+        self.aborted = False
         self.reading, self.pauses = True, 0
 
     def write(self, data: bytes) -> None:
@@ -30,6 +33,10 @@ class Wire:
     def close(self) -> None:
         if self.closed_at is None:
             self.closed_at = asyncio.get_running_loop().time()
+
+    def abort(self) -> None:
+        self.aborted = True
+        self.close()
 
     def is_closing(self) -> bool:
         return self.closed_at is not None
@@ -284,6 +291,116 @@ def test_a_client_that_does_not_read_is_not_answered_on() -> None:
         connection.connection_lost(None)
 
     run_virtual(main())
+
+
+def test_a_client_that_never_reads_is_cut_off_whatever_it_asks() -> None:
+    async def main() -> None:
+        for asks_on in (True, False):
+            connection, wire = connected()
+            connection.data_received(WHOLE)
+            await asyncio.sleep(0.1)
+            connection.pause_writing()
+            if asks_on:
+                connection.data_received(WHOLE)
+            began = asyncio.get_running_loop().time()
+            await asyncio.sleep(ARRIVE_S + 1)
+            assert wire.aborted
+            assert wire.closed_at == pytest.approx(began + ARRIVE_S)
+            connection.connection_lost(None)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("part", [b"GET /", b"GET /x HTTP/1.1\r\nlong: ", b"GET /x HTTP/1.1\r\nhost: x\r\n"])
+def test_a_head_that_does_not_end_is_refused_soon(part: bytes) -> None:
+    async def main() -> None:
+        connection, wire = connected()
+        connection.data_received(part)
+        more = b"many: more\r\n" * 100 if part.endswith(b"\r\n") else b"a" * 1200
+        sent = 0
+        while not wire.is_closing():
+            connection.data_received(more)
+            sent += len(more)
+            assert sent < 2 * MAX_HEAD
+        assert wire.written[-1].startswith(b"HTTP/1.1 431 ")
+        connection.connection_lost(None)
+
+    run_virtual(main())
+
+
+def test_heads_of_many_requests_are_not_added_up() -> None:
+    async def main() -> None:
+        connection, wire = connected()
+        for _ in range(2 * MAX_HEAD // len(WHOLE)):
+            connection.data_received(WHOLE[:20])
+            connection.data_received(WHOLE[20:])
+            await asyncio.sleep(0.01)
+        assert not wire.is_closing()
+        assert wire.written[-1].startswith(b"HTTP/1.1 200")
+        connection.connection_lost(None)
+
+    run_virtual(main())
+
+
+HIDDEN = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("declared", [b"content-length: %d" % len(HIDDEN), b"transfer-encoding: chunked"])
+def test_what_follows_an_upgrade_is_never_another_request(declared: bytes, cut: bool) -> None:
+    async def main() -> None:
+        app = Echo()
+        connection, wire = connected(app)
+        head = b"POST /x HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n" + declared + b"\r\n\r\n"
+        for part in (head, HIDDEN) if cut else (head + HIDDEN,):
+            connection.data_received(part)
+        await asyncio.sleep(0.1)
+        (reply,) = wire.written
+        assert reply.startswith(b"HTTP/1.1 400 ")
+        assert b"Upgrade" in reply
+        assert wire.is_closing()
+        assert not app.requests
+        connection.connection_lost(None)
+
+    run_virtual(main())
+
+
+def test_an_upgrade_without_a_body_is_answered_as_any_request_and_ends_the_connection() -> None:
+    async def main() -> None:
+        connection, wire = connected()
+        head = b"GET /x HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+        connection.data_received(head + HIDDEN)
+        connection.data_received(HIDDEN)
+        await asyncio.sleep(0.1)
+        (reply,) = wire.written
+        assert reply.startswith(b"HTTP/1.1 200 ")
+        assert wire.is_closing()
+        connection.connection_lost(None)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("goes", [False, True])
+def test_a_connection_leaves_nothing_for_the_collector_of_cycles(goes: bool) -> None:
+    async def main() -> None:
+        app = Echo()
+        app.takes_s = 100.0 if goes else 0.0
+        connection, wire = connected(app)
+        connection.data_received(WHOLE)
+        await asyncio.sleep(1.0)
+        wire.close()
+        connection.connection_lost(None)
+        await asyncio.sleep(1.0)
+        known = weakref.ref(connection)
+        del connection
+        assert known() is None
+
+    gc.collect()
+    gc.disable()
+    try:
+        run_virtual(main())
+    finally:
+        gc.enable()
 
 
 def test_a_request_without_memory_for_it_gets_503_and_one_that_is_none_400(

@@ -1,11 +1,14 @@
 """The link between frontend and engine: frames as they are cut, late engines, and callers who go."""
 
 import asyncio
+import socket
 import struct
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 
 from engines import in_virtual_time
 from relaygr.errors import DeadlineExceeded, Unavailable
@@ -98,6 +101,24 @@ async def test_an_engine_that_says_nothing_is_late_and_told_so() -> None:
     first, second = calls(wire)
     assert second == link.Call(first.number, link.Cancel())
     engine.data_received(framed(link.Answer(first.number, 1)))  # too late, and nobody's
+
+
+def test_closing_does_not_wait_for_an_engine_that_reads_no_more(tmp_path: Path) -> None:
+    async def main() -> None:
+        deaf = socket.socket(socket.AF_UNIX)
+        deaf.bind(str(tmp_path / "engine"))
+        deaf.listen()
+        engine = await link.EngineLink.connect(str(tmp_path / "engine"))
+        calls = [asyncio.ensure_future(engine.call(evict(100_000))) for _ in range(50)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(engine.close(), 30)
+        assert all(isinstance(one, Unavailable) for one in await asyncio.gather(*calls, return_exceptions=True))
+        deaf.close()
+
+    for loop in (None, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(main())
+        (tmp_path / "engine").unlink()
 
 
 @in_virtual_time

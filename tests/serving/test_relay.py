@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path as FilePath
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,8 +15,9 @@ from relaygr import Candidates, Decision, Engine, EngineConfig, History, Path, b
 from relaygr.clock import RealClock
 from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import LmdbStore
-from relaygr.relay import Health, Membership, Router, RouterConfig, Trigger, TriggerConfig, TriggerMode
+from relaygr.relay import Evidence, Health, Membership, Router, RouterConfig, Trigger, TriggerConfig, TriggerMode
 from relaygr.serving.engine_server import serve_engine
+from relaygr.serving.http import Reply, Request
 from relaygr.serving.instance import InstanceApp
 from relaygr.serving.link import EngineLink
 from relaygr.serving.ranking import RelayRanking
@@ -104,6 +106,51 @@ def test_signal_and_rank_meet_on_the_same_slot_and_the_rank_finds_the_prefix(tmp
             assert reply.path in (Path.WAITED, Path.RESIDENT)
             assert_scores(reply.scores, oracle_scores(MODEL, HISTORY, ITEMS.items))
             assert (await relay.signal(user)).decision is Decision.RESIDENT
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("strange", [b"\xc1", b"\x80", None])
+def test_an_answer_that_is_not_understood_is_none_and_the_rank_goes_elsewhere(
+    tmp_path: FilePath, strange: bytes | None
+) -> None:
+    async def test(relay: Relay) -> None:
+        slot = (await relay.rank("user-1")).slot
+        app = relay.apps[slot]
+        right = app.reply_to
+
+        async def wrong(request: Request) -> Reply:
+            reply = await right(request)
+            if request.path == "/v1/status":
+                return reply._replace(body=reply.body.replace(b'"actions"', b'"other"'))
+            told = msgspec.msgpack.decode(reply.body) | {"path": "ELSEWHERE", "decision": "PERHAPS"}
+            return reply._replace(body=strange or msgspec.msgpack.encode(told))
+
+        app.reply_to = wrong  # type: ignore[method-assign]
+        with pytest.raises(Unavailable, match="not understood"):
+            await relay.signal("user-1")
+        reply = await relay.rank("user-1")
+        assert reply.slot != slot
+        assert_scores(reply.scores, oracle_scores(MODEL, HISTORY, ITEMS.items))
+        for _ in range(3):
+            await relay.ranking.probe()
+        assert relay.ranking.membership.health(slot) is Health.DOWN
+
+    run(tmp_path, test)
+
+
+def test_slots_that_have_left_or_are_down_say_nothing_about_actions(tmp_path: FilePath) -> None:
+    async def test(relay: Relay) -> None:
+        ranking = relay.ranking
+        ranking.actions["slot-1"] = 3
+        with pytest.raises(InvalidInput, match="below 3"):
+            ranking.check_actions(np.array([7]))
+        ranking.membership.observe("slot-1", Evidence.REFUSED)
+        ranking.check_actions(np.array([7]))
+        ranking.membership.remove("slot-1")
+        await ranking.probe()
+        assert sorted(ranking.actions) == ["slot-0", "slot-2"]
+        assert len(ranking._clients) == 2
 
     run(tmp_path, test)
 

@@ -273,13 +273,13 @@ class Pipeline:
     def appended(self, user: str, new: History, length: int) -> None:
         """These were stored as the user's newest, who has `length` now: should the store be gone, they are not."""
         recent = self._recent.get(user)
-        if recent is None:
+        if recent is None or recent.start + len(recent) == length:  # read since
             return
         if recent.start + len(recent) + len(new) == length:
             longer = recent.append(new.items, new.actions, new.timestamps)
             self._recent.keep(user, self.config.window.apply(longer), self._recent.begin())
         else:  # others have written, too
-            self._recent.forget(user)
+            self._recent.drop(user)
 
     def forget(self, user: str) -> None:
         """Keep nothing of the user."""
@@ -308,11 +308,11 @@ class Pipeline:
         window = self.config.window
         start = window.start(self._store.length(user)) if recent is None else recent.start
         while True:
-            history = self._store.read(user, start=start, known=recent)
-            start = window.start(history.start + len(history))
-            if history.start <= start:
+            history = self._store.read(user, window.cap, start=start, known=recent)
+            wanted = window.start(history.start + len(history))
+            if history.start == start <= wanted:
                 return window.apply(history)
-            # It was replaced by a shorter one since: the window begins earlier.
+            start = wanted  # it has grown past the window, or was replaced by a shorter one
 
     def _send_signal(self, request: RecommendRequest, history: History, *, due: float) -> "asyncio.Future[Signal]":
         """The reply to come, or one that says why no signal is sent."""

@@ -9,10 +9,12 @@ __all__ = ["RecentHistories"]
 
 BEHAVIOURS: Final = 2_000_000
 """How many behaviours are kept in all, 20 bytes each."""
+EACH: Final = 50
+"""What a history takes beside them, in behaviours."""
 
 
 class RecentHistories:
-    """The histories of the users who were here last, `capacity` behaviours in all. Each counts as one at least.
+    """The histories of the users who were here last, `capacity` behaviours in all, what keeping each takes included.
 
     Reads are numbered as they begin, so that one that took long does not take the place of what came after it.
     """
@@ -40,18 +42,19 @@ class RecentHistories:
         kept = self._kept.get(user)
         if number <= self._forgotten or (kept is not None and kept[0] > number):
             return
-        self._drop(user)
+        self.drop(user)
         self._kept[user] = number, history
         self._size += _size(history)
         while self._size > self._capacity:
-            self._drop(next(iter(self._kept)))
+            self.drop(next(iter(self._kept)))
 
     def forget(self, user: str) -> None:
         """What is kept of the user, and whatever reads under way will bring."""
         self._forgotten = self._last
-        self._drop(user)
+        self.drop(user)
 
-    def _drop(self, user: str) -> None:
+    def drop(self, user: str) -> None:
+        """What is kept of the user."""
         gone = self._kept.pop(user, None)
         if gone is not None:
             self._size -= _size(gone[1])
@@ -61,4 +64,4 @@ class RecentHistories:
 
 
 def _size(history: History) -> int:
-    return max(1, len(history))
+    return EACH + len(history)

@@ -108,6 +108,7 @@ defaults
     bind {config.bind}
     # Before any of it is read.
     http-request deny deny_status 413 if {{ req.hdr_val(content-length) gt {config.max_body} }}
+    http-request del-header upgrade  # instances speak HTTP/1.1 alone
     default_backend instances
 
 backend instances

@@ -153,6 +153,8 @@ def evict_everywhere(
                 failed.append(f"{member.slot} ({answer or 'no answer'})")
             elif isinstance(answer, BaseException):
                 raise answer
+            elif member.slot not in answer.prefixes:
+                failed.append(f"{member.slot} ({', '.join(answer.prefixes) or 'nobody'} answered instead)")
             else:
                 prefixes |= answer.prefixes
         forget(user)  # whoever was read between is forgotten, too

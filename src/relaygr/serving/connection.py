@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 ARRIVE_S: Final = 30.0
 """How long a request may take from its first byte, or from the connection, to its last."""
+MAX_HEAD: Final = 64 * 2**10
+"""Bytes of a request before its body, more or less: they are counted as they come in."""
 WAITING: Final = 8
 """Requests of one connection that wait for those before them; then it is not read on."""
 _STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -32,7 +34,8 @@ Asked = tuple[App, Request] | Reply
 
 class Connection(asyncio.Protocol):
     """Requests are answered one after the other. A client that goes cancels its request; one that never finishes it
-    gets 408. Its body is not kept where the head decides the answer, or where it is too large."""
+    gets 408; one that does not read its answers is cut off. A body is not kept where the head decides the answer, or
+    where it is too large."""
 
     arrive_s = ARRIVE_S
 
@@ -54,8 +57,9 @@ class Connection(asyncio.Protocol):
         """What is asked, whether by HEAD, and whether the connection is kept."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._partial = True
-        self._ending = self._paused = False
+        self._partial = self._in_head = True
+        self._head_size = 0
+        self._ending = self._paused = self._deaf = False
         self._discarding = False
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
@@ -74,17 +78,25 @@ class Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         self._await(None)
         self._waiting.clear()
+        del self._parser  # which points here: neither should wait for the collector of cycles
         if self._task is not None:
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
         before = self._partial
+        if self._in_head:
+            self._head_size += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # nothing else is spoken here: its request is answered as any other
+            self._deaf = True
         except httptools.HttpParserError as error:
             self._unreadable(error)
+            return
+        if self._in_head and self._head_size > MAX_HEAD:
+            self._refuse(431, ErrorReply(error="InvalidInput", message=f"its head has more than {MAX_HEAD} bytes"))
             return
         if not self._partial:
             self._await(None if self._busy else self._idle_s)
@@ -92,10 +104,12 @@ class Connection(asyncio.Protocol):
             self._await(self.arrive_s)
 
     def pause_writing(self) -> None:
+        self._await(self.arrive_s)
         self._paused = True
 
     def resume_writing(self) -> None:
         self._paused = False
+        self._await(self.arrive_s if self._partial else None if self._busy else self._idle_s)
         self._next()
 
     def shutdown(self) -> None:
@@ -112,7 +126,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._url, self._headers, self._parts, self._size = b"", {}, [], 0
-        self._partial, self._discarding = True, False
+        self._partial, self._in_head, self._discarding = True, True, False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -122,11 +136,18 @@ class Connection(asyncio.Protocol):
         headers[name] = headers[name] + b", " + value if name in headers else value
 
     def on_headers_complete(self) -> None:
+        self._in_head, self._head_size = False, 0
         path = (httptools.parse_url(self._url).path or b"").decode("latin-1")
         self._path = urllib.parse.unquote(path) if "%" in path else path
         self._method = self._parser.get_method().decode("latin-1")
         self._to = self._app.at(self._path)
         early = self._to.early(self._path, self._headers)
+        if self._parser.should_upgrade():
+            # The parser takes what follows for another protocol: nothing more is read. A body would be lost.
+            self._ending = True
+            if not {b"content-length", b"transfer-encoding"}.isdisjoint(self._headers):
+                told = "nothing but HTTP/1.1 is spoken here: send it without an Upgrade header"
+                early = Reply(400, encode(Encoding.JSON, ErrorReply(error="InvalidInput", message=told)))
         if early is not None:
             self._discard(early)
         elif self._headers.get(b"expect", b"").lower() == b"100-continue" and not self._busy:
@@ -180,6 +201,8 @@ class Connection(asyncio.Protocol):
             reply = await app.reply_to(request)
             self._task = None
             self._write(reply, head, keep)
+        except asyncio.CancelledError:
+            return  # nobody waits. Raised on, it would stay with the task, and all that the request held with it
         finally:
             self._task = None
             app.busy -= 1
@@ -207,13 +230,18 @@ class Connection(asyncio.Protocol):
     # ---- what does not come to an answer
 
     def _await(self, seconds: float | None) -> None:
-        """What the client sends next must have arrived, or begun, by then."""
+        """What the client sends next must have arrived, or begun, by then. Where it does not read its answers, those
+        come first: they must have been read by the time that was set when they could not be sent."""
+        if self._paused:
+            return
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None else self._loop.call_later(seconds, self._late)
 
     def _late(self) -> None:
-        if self._busy:  # the next request is late, and the one before is being answered
+        if self._paused:
+            self._transport.abort()
+        elif self._busy:  # the next request is late, and the one before is being answered
             self._await(self.arrive_s)
         elif self._partial:
             told = ErrorReply(error="InvalidInput", message=f"the request did not arrive within {self.arrive_s:g} s")

@@ -287,6 +287,7 @@ class EngineLink(Frames):
             self._ended.set_result(None)
 
     async def close(self) -> None:
-        """Close it, and wait until it is."""
-        self.end()
+        """Close it, and wait until it is. What was not sent is not: an engine that hangs reads no more."""
+        if self._transport is not None:
+            self._transport.abort()
         await self._ended

@@ -18,7 +18,7 @@ from relaygr.engine import Decision, Path, Timings
 from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, RelayError, Unavailable
 from relaygr.history import History
 from relaygr.model import Candidates
-from relaygr.relay import Evidence, Forecast, Membership, Route, Router, Shape, SlotReport, Trigger
+from relaygr.relay import Evidence, Forecast, Health, Membership, Route, Router, Shape, SlotReport, Trigger
 from relaygr.serving.client import Client, HttpClient, Response
 from relaygr.serving.wire import (
     Behaviours,
@@ -42,6 +42,8 @@ LATE_S: Final = 1e-3
 """How close to its deadline a rank that was given up counts as late."""
 EXPECTED: Final = 10_000
 """Requests that were not at risk and have not been ranked yet, remembered at most."""
+_NOT_UNDERSTOOD: Final = (ValueError, TypeError, InvalidInput)
+"""What decoding an answer may raise; msgspec's errors are ValueErrors."""
 
 
 class RelayRanking:
@@ -96,7 +98,8 @@ class RelayRanking:
         """That the models behind the slots know these. InvalidInput otherwise; Unavailable if no slot was ever up."""
         if not self.actions:
             raise Unavailable("no instance has said which actions there are")
-        limit = min(self.actions.values())
+        up = [count for slot, count in self.actions.items() if self.membership.health(slot) is not Health.DOWN]
+        limit = min(up or self.actions.values())
         if actions.size and int(actions.max()) >= limit:
             raise InvalidInput("actions", f"must be below {limit}, the model's number of actions")
 
@@ -123,9 +126,14 @@ class RelayRanking:
         asyncio.get_running_loop().call_later(left, route.release)
         body = PreInferBody(**_history_fields(user, history, context))
         response = await self._send(route, "/v1/pre-infer", user, body, history, due)
-        reply = msgspec.msgpack.decode(_well(response, 202), type=PreInferReply)
+        content = _well(response, 202)
+        try:
+            reply = msgspec.msgpack.decode(content, type=PreInferReply)
+            signal = Signal(Decision(reply.decision), reply.slot)
+        except _NOT_UNDERSTOOD as error:
+            raise self._strange(route, error) from error
         self.trigger.hear_wait(reply.slot, reply.wait_ms, self._clock.now())
-        return Signal(Decision(reply.decision), reply.slot)
+        return signal
 
     async def rank(
         self,
@@ -156,6 +164,10 @@ class RelayRanking:
                 try:
                     response = await self._send(route, "/v1/rank", user, body, history, deadline)
                     content = _well(response, 200)
+                    try:
+                        reply, told = _ranked(content)
+                    except _NOT_UNDERSTOOD as error:
+                        raise self._strange(route, error) from error
                 except Unavailable:
                     if attempt >= len(self.membership) or self._clock.now() >= deadline:
                         raise
@@ -167,13 +179,10 @@ class RelayRanking:
                     if late and forecast is not None and slot is None:  # on its own, and it took longer than this
                         self.trigger.learn(forecast, Path.FULL, (self._clock.now() - began) * 1e3)
                     raise
-            reply = msgspec.msgpack.decode(content, type=RankReply)
-            path = Path(reply.path)
-            self.trigger.hear_wait(reply.slot, reply.wait_ms, self._clock.now())
+            self.trigger.hear_wait(told.slot, told.wait_ms, self._clock.now())
             if forecast is not None:
-                self.trigger.learn(forecast, path, (self._clock.now() - began) * 1e3)
-            timings = Timings(**reply.timings_ms)
-            return StageReply(reply.to_array(), path, reply.used, reply.epoch, reply.slot, timings)
+                self.trigger.learn(forecast, reply.path, (self._clock.now() - began) * 1e3)
+            return reply
         raise AssertionError("unreachable")
 
     # ---- messages
@@ -208,6 +217,11 @@ class RelayRanking:
             self.membership.observe(route.slot, Evidence.DRAINING)
         return response
 
+    def _strange(self, route: Route, error: Exception) -> Unavailable:
+        """An answer that cannot be understood is none: of another version, or of something else at that address."""
+        self.membership.observe(route.slot, Evidence.REFUSED)
+        return Unavailable(f"{route.slot} answered what is not understood here: {error}")
+
     def _client(self, address: str) -> Client:
         client = self._clients.get(address)
         if client is None:
@@ -222,8 +236,13 @@ class RelayRanking:
             await self.probe()
 
     async def probe(self) -> None:
-        """Ask every slot how it is."""
-        await asyncio.gather(*(self._probe(member.slot, member.address) for member in self.membership.members()))
+        """Ask every slot how it is. Of those that have left nothing is kept."""
+        members = self.membership.members()
+        for address in self._clients.keys() - {member.address for member in members}:
+            self._clients.pop(address).close()
+        for slot in self.actions.keys() - {member.slot for member in members}:
+            del self.actions[slot]
+        await asyncio.gather(*(self._probe(member.slot, member.address) for member in members))
 
     async def _probe(self, slot: str, address: str) -> None:
         try:
@@ -236,12 +255,20 @@ class RelayRanking:
             report = SlotReport(
                 engine["cost_model_version"], tuple(engine["cost_model"]["steps"]), float(engine["wait_ms"])
             )
-        except (Unavailable, TimeoutError, msgspec.DecodeError, KeyError, TypeError, InvalidInput) as error:
+            actions, draining = int(engine["actions"]), bool(status["draining"])
+        except (Unavailable, TimeoutError, KeyError, TypeError, ValueError, InvalidInput) as error:
             self.membership.observe(slot, _evidence(error))
             return
-        self.actions[slot] = engine["actions"]
+        self.actions[slot] = actions
         self.trigger.hear(slot, report, self._clock.now())
-        self.membership.observe(slot, Evidence.DRAINING if status["draining"] else Evidence.READY)
+        self.membership.observe(slot, Evidence.DRAINING if draining else Evidence.READY)
+
+
+def _ranked(content: bytes) -> tuple[StageReply, RankReply]:
+    """What an instance ranked, and all that it told."""
+    told = msgspec.msgpack.decode(content, type=RankReply)
+    timings = Timings(**told.timings_ms)
+    return StageReply(told.to_array(), Path(told.path), told.used, told.epoch, told.slot, timings), told
 
 
 def _evidence(error: BaseException) -> Evidence:
