@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from engines import in_virtual_time, opened
 from relaygr import Decision, Engine, EngineConfig, History, Path
 from relaygr.clock import VirtualClock, VirtualTimeLoop, run_virtual
 from relaygr.engine.faults import Faults, FaultyExecutor
@@ -93,5 +94,54 @@ def test_a_device_that_fails_asks_for_the_behaviours() -> None:
             executor.active = True
             with pytest.raises(HistoryNeeded):
                 await served.rank("u", known(HISTORY), ITEMS)
+
+    run_virtual(main())
+
+
+def test_whoever_is_asked_for_the_behaviours_keeps_the_lease_and_its_build() -> None:
+    """The history has grown since the signal."""
+
+    async def main() -> None:
+        async with engine() as served:
+            assert served.signal("u", HISTORY[:280]) is Decision.ADMIT
+            with pytest.raises(HistoryNeeded):
+                await served.rank("u", known(HISTORY), ITEMS)
+            status = served.status()
+            assert (status.leases, status.builds_under_way) == (1, 1)
+            ranked = await served.rank("u", HISTORY, ITEMS)
+            assert ranked.path is Path.EXTENDED
+            assert np.array_equal(ranked.scores, simulated_scores(MODEL, HISTORY, ITEMS))
+            assert served.status().leases == 0
+
+    run_virtual(main())
+
+
+@in_virtual_time
+async def test_a_build_that_is_late_for_a_digest_is_waited_for_by_the_call_with_the_behaviours() -> None:
+    async with opened(on_miss="truncate", step_ms=1.0) as bench:
+        bench.device.hangs_s = lambda work: 0.025 if len(bench.device.launched) == 1 else 0.0
+        assert bench.engine.signal("u", HISTORY) is Decision.ADMIT
+        deadline = bench.now + 0.03
+        with pytest.raises(HistoryNeeded, match="late"):
+            await bench.engine.rank("u", known(HISTORY), ITEMS, deadline=deadline)
+        status = bench.engine.status()
+        assert (status.leases, status.builds_under_way) == (1, 1)
+        assert (await bench.rank("u", HISTORY, within=deadline - bench.now)).path is Path.WAITED
+        assert bench.engine.status().leases == 0
+
+
+def test_one_request_is_one_visit() -> None:
+    async def main() -> None:
+        async with engine() as served:
+            assert served._loop is not None
+            visits = served._loop._returns._visits
+            with pytest.raises(HistoryNeeded):
+                await served.rank("u", known(HISTORY), ITEMS)
+            assert "u" not in visits
+            await served.rank("u", HISTORY, ITEMS)
+            assert visits["u"] == 1
+            await served.rank("u", known(HISTORY), ITEMS)
+            assert visits["u"] == 2
+            assert served._loop._return_times.last("u") == served.clock.now()
 
     run_virtual(main())

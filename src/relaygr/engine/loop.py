@@ -107,7 +107,8 @@ class EngineLoop:
 
     def rank(self, rank: Rank) -> None:
         """Take a rank; `leave` must follow."""
-        self._visit(rank.user, rank.arrived)
+        if not isinstance(rank.history, KnownHistory):  # by its digest it may have to be asked for again: see `leave`
+            self._visit(rank.user, rank.arrived)
         self.ranks.take(rank)
         self._turn_soon()
 
@@ -122,9 +123,15 @@ class EngineLoop:
         self._return_times.visit(user, at)
 
     def leave(self, rank: Rank) -> None:
-        """The rank has ended for its caller, and with it the lease that was kept for it."""
+        """The rank has ended for its caller, and with it the lease that was kept for it.
+
+        One whose caller is asked for the behaviours goes on with the next call: the lease is for that one.
+        """
         self.ranks.leave(rank)
-        self.claims.end_oldest(rank.user)
+        if not rank.history_needed:
+            if isinstance(rank.history, KnownHistory) and rank.keep:
+                self._visit(rank.user, self._clock.now())
+            self.claims.end_oldest(rank.user)
         self._turn_soon()
 
     def cut(self, rank: Rank) -> None:

@@ -128,7 +128,7 @@ class Ranks:
         option, joined = self._choose(rank, rank.due, needed)
         exact = option.source is Source.RESIDENT or (joined is not None and joined.prefix.length == len(rank.history))
         if isinstance(rank.history, KnownHistory) and not exact:
-            rank.future.set_exception(HistoryNeeded(f"the prefix of {shown(rank.user)} is not cached"))
+            self._ask(rank, "is not cached")
         elif self._on_miss == "truncate" and option.ready > needed:
             self._truncate(rank)
         elif option.source is Source.RESIDENT:
@@ -201,7 +201,7 @@ class Ranks:
         """Rank on the newest behaviours that fit into the time left."""
         self._let_go(rank)
         if isinstance(rank.history, KnownHistory):
-            rank.future.set_exception(HistoryNeeded(f"the prefix of {shown(rank.user)} is late"))
+            self._ask(rank, "is late")
             return
         left = SAFETY * (rank.deadline - self._clock.now()) / self._cost.margin
         left -= self._wait_s(rank.due) + self._cost.step_s
@@ -212,6 +212,11 @@ class Ranks:
         rank.lineage = rank.lineage._replace(start=rank.history.start)
         rank.cost_s = self._cost.score_s(candidates, context + length)
         self._begin(rank, Option(Source.NOTHING, 0, self._clock.now(), 0.0))
+
+    def _ask(self, rank: Rank, why: str) -> None:
+        """Ask the caller for the behaviours: its prefix is not there, or not in time."""
+        rank.history_needed = True
+        rank.future.set_exception(HistoryNeeded(f"the prefix of {shown(rank.user)} {why}"))
 
     def _attach(self, rank: Rank, prefix: Prefix, build: Build | None) -> None:
         """This is what the rank scores on: pin it."""

@@ -57,6 +57,8 @@ class Rank:
     cost_s: float = 0.0
     keep: bool = True
     """Whether what it makes is cached, and others may join it; not after its user was evicted."""
+    history_needed: bool = False
+    """Its caller was asked for the behaviours, and will call again with them."""
 
     @property
     def over(self) -> bool:
