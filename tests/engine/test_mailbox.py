@@ -27,6 +27,42 @@ def test_a_box_is_full_until_replays_have_ended() -> None:
     assert [*full, box.full] == [True, False, True]
 
 
+def test_a_full_box_is_guarded_however_often_it_was_full() -> None:
+    box, waits = Mailbox(CPU), 0
+    for number in range(5 * LETTERS):
+        if box.full:
+            waits += 1
+            box.settle()
+        box.post(number)
+    assert waits == 4
+
+
+def test_times_are_those_of_the_replay_even_when_its_letter_was_used_again() -> None:
+    box = Mailbox(CPU)
+    letters = []
+    for number in range(3 * LETTERS):
+        if box.full:
+            box.settle()
+        letters.append(box.post(number))
+        box.mail.letters[number % LETTERS, BEGAN], box.mail.letters[number % LETTERS, ENDED] = number, number + 1
+    assert [(letter.began, letter.ended) for letter in letters] == [(n, n + 1) for n in range(3 * LETTERS)]
+    for letter in letters[:-1]:
+        letter.over()
+    assert not box.full
+    assert [box.post(0).number for _ in range(LETTERS - 1)] == list(range(LETTERS - 1))
+    assert box.full
+
+
+def test_times_outlive_a_launch_that_failed() -> None:
+    box = Mailbox(CPU)
+    ran = box.post(1)
+    box.mail.letters[0, BEGAN], box.mail.letters[0, ENDED] = 5, 6
+    box.forget()
+    box.post(2)
+    box.mail.letters[0, BEGAN], box.mail.letters[0, ENDED] = 7, 8
+    assert (ran.began, ran.ended) == (5, 6)
+
+
 def test_after_a_launch_that_failed_both_sides_begin_anew() -> None:
     box = Mailbox(CPU)
     lost = [box.post(number) for number in range(3)]

@@ -129,6 +129,7 @@ class Graphs:
     def _post(self, box: Mailbox, inputs: int, scores: int = 0) -> Posted:
         if box.full:
             torch.cuda.current_stream(self._pages.device).synchronize()
+            box.settle()
         return box.post(inputs, scores)
 
     def _capture_score(self, bucket: Bucket) -> CapturedScore:

@@ -1,7 +1,5 @@
 """The host's side of the mail of one captured launch."""
 
-from typing import NamedTuple
-
 import torch
 
 from relaygr.kernels.mail import BEGAN, ENDED, INPUTS, LETTERS, SCORES, Mail
@@ -16,48 +14,59 @@ class Mailbox:
         self.mail = Mail.make(device)
         self._letters = self.mail.letters.numpy()
         self._posted = 0
-        self._under_way = 0
-        self._beginning = 0
-        """How often it has begun anew."""
+        self._under_way: list[Posted | None] = [None] * LETTERS
+        """Whose each letter is, until its replay is known to have ended."""
 
     @property
     def full(self) -> bool:
-        """Whether all letters may still be unread."""
-        return self._under_way == LETTERS
+        """Whether the next letter may still be unread."""
+        return self._under_way[self._posted % LETTERS] is not None
 
     def post(self, inputs: int, scores: int = 0) -> "Posted":
-        """Write the letter of the next replay: addresses in pinned memory. `Posted.over` must follow its end."""
+        """Write the letter of the next replay: addresses in pinned memory. The box must not be full.
+
+        `Posted.over` must follow its end.
+        """
         number = self._posted % LETTERS
         self._letters[number, INPUTS] = inputs
         self._letters[number, SCORES] = scores
         self._posted += 1
-        self._under_way += 1
-        return Posted(self, number, self._beginning)
+        self._under_way[number] = posted = Posted(self, number)
+        return posted
+
+    def settle(self) -> None:
+        """All replays have ended: note their times, so that their letters can be used again."""
+        for posted in self._under_way:
+            if posted is not None:
+                posted.noted = posted.began, posted.ended
+        self._under_way = [None] * LETTERS
 
     def forget(self) -> None:
         """Some replay may not have been launched. All that were have ended: begin anew."""
+        self.settle()
         self.mail.state.zero_()
-        self._posted = self._under_way = 0
-        self._beginning += 1
+        self._posted = 0
 
 
-class Posted(NamedTuple):
+class Posted:
     """One letter."""
 
-    box: Mailbox
-    number: int
-    beginning: int
+    def __init__(self, box: Mailbox, number: int) -> None:
+        self.number = number
+        self.noted: tuple[int, int] | None = None
+        """When it began and ended, where the letter may be another's by now."""
+        self._box = box
 
     @property
     def began(self) -> int:
         """Nanoseconds on the device's clock, once the replay has ended."""
-        return int(self.box._letters[self.number, BEGAN])
+        return self.noted[0] if self.noted is not None else int(self._box._letters[self.number, BEGAN])
 
     @property
     def ended(self) -> int:
-        return int(self.box._letters[self.number, ENDED])
+        return self.noted[1] if self.noted is not None else int(self._box._letters[self.number, ENDED])
 
     def over(self) -> None:
         """Its replay has ended, and its times were read."""
-        if self.beginning == self.box._beginning:
-            self.box._under_way -= 1
+        if self._box._under_way[self.number] is self:
+            self._box._under_way[self.number] = None
