@@ -1,9 +1,10 @@
-"""What ran behind a load is told of after it, even if both end between two questions."""
+"""What ran behind a load is told of after it, even if both end between two questions; writes hold up nothing."""
 
 import asyncio
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
+from relaygr.clock import run_virtual
 from relaygr.engine.cuda_runner import CudaRunner, _Flight
 
 
@@ -32,7 +33,7 @@ def _runner(loads: list[Any], steps: list[Any], told: list[str]) -> CudaRunner:
         return deque(_Flight(event, tell, lambda: None, loop.create_future()) for event in events)
 
     runner._loads, runner._steps, runner._writes = flights("load", loads), flights("step", steps), deque()
-    runner._polling = True
+    runner._polling, runner._dozing = True, None
     return runner
 
 
@@ -65,3 +66,28 @@ def test_flights_of_a_lost_device_fail_and_do_not_hang() -> None:
         assert not runner._polling
 
     asyncio.run(main())
+
+
+def test_what_is_launched_beside_a_write_back_is_asked_after_at_once() -> None:
+    class Written:
+        passed = False
+
+        def query(self) -> bool:
+            return self.passed
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        runner = _runner([], [], [])
+        runner._polling = False
+        written: Any = Written()
+        write = runner._fly(runner._writes, written, lambda: "written")
+        await asyncio.sleep(0)
+        began = loop.time()
+        for flights in (runner._steps, runner._loads):
+            assert await runner._fly(flights, cast(Any, Ends(0)), lambda: "done") == "done"
+            assert loop.time() == began
+        written.passed = True
+        assert await write == "written"
+        assert not runner._polling
+
+    run_virtual(main())

@@ -61,6 +61,8 @@ class CudaRunner:
         self._arrivals: dict[PageCopy, list[torch.cuda.Event]] = {}
         """Of each load in flight, the events of its layers."""
         self._polling = False
+        self._dozing: asyncio.TimerHandle | None = None
+        """The next poll, where it is not due at once."""
         self._canary = Canary(pages, len(host_pages)) if canary else None
 
     def serve(self, served: Served, hot: HotRowCache | None, progress: Progress) -> None:
@@ -207,6 +209,9 @@ class CudaRunner:
     ) -> "asyncio.Future[Any]":
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         flights.append(_Flight(ended, result, over, future))
+        if self._dozing is not None and flights is not self._writes:
+            self._dozing.cancel()
+            self._dozing, self._polling = None, False
         if not self._polling:
             self._polling = True
             asyncio.get_running_loop().call_soon(self._poll)
@@ -214,6 +219,7 @@ class CudaRunner:
 
     def _poll(self) -> None:
         """Deliver what has ended, each stream's in order, and come back while anything is in flight."""
+        self._dozing = None
         for load in self._loads:
             load.announce()
         # Steps are asked first and told of last: one that ran behind a load has landed after it.
@@ -227,7 +233,7 @@ class CudaRunner:
         if self._steps or self._loads:
             loop.call_soon(self._poll)
         elif self._writes:
-            loop.call_later(_OUTWARD_POLL_S, self._poll)
+            self._dozing = loop.call_later(_OUTWARD_POLL_S, self._poll)
         else:
             self._polling = False
 
