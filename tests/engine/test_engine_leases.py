@@ -252,6 +252,16 @@ async def test_pre_inference_is_refused_past_its_share_of_device_time() -> None:
 
 
 @in_virtual_time
+async def test_a_pre_infer_that_waits_for_another_is_admitted_for_its_device_time_once() -> None:
+    async with opened(pre_infer_share=0.5) as bench:
+        cost = 128 * COSTS.token
+        calls = [bench.pre_infer("u1", numbered(length), within=4.4 * cost) for length in (128, 256)]
+        assert await asyncio.gather(*calls) == [COMPUTED, PreInferOutcome.EXTENDED]
+        assert await bench.pre_infer("u2", numbered(128, salt=1), within=4.4 * cost) is COMPUTED, "one more fits"
+        assert await bench.pre_infer("cat", numbered(128, salt=2), within=3.6 * cost) is PreInferOutcome.NO_CAPACITY
+
+
+@in_virtual_time
 async def test_a_rank_that_waits_for_pages_is_not_overtaken_by_less_urgent_ones() -> None:
     """Small ranks keep coming: together they always hold a page that the long one needs."""
     async with opened(spare=0, max_history=400) as bench:

@@ -188,13 +188,17 @@ class EngineLoop:
         self._answer(call, PreInferOutcome.FAILED)
 
     def _admit(self, call: PreInfer, cost_s: float, pages: int) -> bool:
+        """Whether it may take these pages and this time; else it is answered. Time it was admitted for is not asked of
+        it again."""
         now = self._clock.now()
+        cost_s = max(0.0, cost_s - call.admitted_s)
         backlog_s = max(self.builds.pre_infer_s(), self._backlog.left(now))
         decision = self._admission.decide(
             Demand(pages, self.tier.pool.pinned, cost_s, backlog_s, horizon_s=call.deadline - now)
         )
         if decision is Decision.ADMIT:
             self._backlog.add(cost_s)
+            call.admitted_s += cost_s
             return True
         self._answer(call, PreInferOutcome(decision.value))
         return False

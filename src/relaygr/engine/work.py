@@ -81,6 +81,8 @@ class PreInfer:
     lineage: Lineage
     deadline: float
     future: "asyncio.Future[PreInferOutcome]"
+    admitted_s: float = 0.0
+    """Device time it was admitted for, before it waited for another's build."""
 
     @property
     def over(self) -> bool:
