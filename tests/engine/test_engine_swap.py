@@ -9,6 +9,7 @@ from engines import Bench, WatchedDevice, in_virtual_time, opened
 from relaygr import Path, PreInferOutcome
 from relaygr.engine.simulated import SimulatedModel
 from relaygr.engine.step import Direction, Model, PageCopy, Served, Step
+from relaygr.errors import Unavailable
 
 OLD, NEW = SimulatedModel("old"), SimulatedModel("new")
 
@@ -275,3 +276,74 @@ async def test_evicting_one_user_leaves_the_others() -> None:
         await bench.rank("u2", numbered(300))
         await bench.engine.evict("u2")
         assert (await bench.rank("u1", numbered(300))).path is Path.RESIDENT
+
+
+class Preparing(WatchedDevice):
+    """Takes a second over each model, and must be left to it."""
+
+    busy = closed = False
+
+    async def prepare(self, model: Model) -> Served:
+        assert not self.busy, "two models at once"
+        self.busy = True
+        await asyncio.sleep(1.0)
+        self.busy = False
+        assert not self.closed, "closed while it prepared a model"
+        return await super().prepare(model)
+
+    def close(self) -> None:
+        assert not self.busy, "closed while it prepares a model"
+        self.closed = True
+        super().close()
+
+
+async def cancelled(task: "asyncio.Task[None]") -> None:
+    """Cancel it, and see that it ends at once."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@in_virtual_time
+async def test_a_swap_that_is_cancelled_changes_nothing_and_the_next_begins_when_the_device_is_done_with_it() -> None:
+    async with opened(model=OLD, device=Preparing()) as bench:
+        began = bench.now
+        swaps = [asyncio.create_task(bench.engine.swap_model(SimulatedModel(f"model {k}"))) for k in range(3)]
+        await asyncio.sleep(0.5)
+        await cancelled(swaps[0])
+        await cancelled(swaps[1])
+        assert bench.now == began + 0.5
+        await asyncio.sleep(0.6)
+        assert bench.engine.status().version == "old"
+        await swaps[2]
+        assert bench.now == pytest.approx(began + 2.0)
+        assert bench.engine.status().version == "model 2"
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+@in_virtual_time
+async def test_an_engine_that_closes_waits_for_the_model_being_prepared(cancel: bool) -> None:
+    async with opened(model=OLD, device=Preparing()) as bench:
+        swaps = [asyncio.create_task(bench.engine.swap_model(NEW)) for _ in range(2)]
+        await asyncio.sleep(0.5)
+        if cancel:
+            await cancelled(swaps[0])
+    outcomes = await asyncio.gather(*swaps, return_exceptions=True)
+    assert isinstance(outcomes[0], asyncio.CancelledError if cancel else Unavailable)
+    assert isinstance(outcomes[1], Unavailable)
+
+
+@in_virtual_time
+async def test_an_engine_that_is_cancelled_while_it_opens_closes_when_its_model_is_prepared() -> None:
+    device = Preparing()
+
+    async def use() -> None:
+        async with opened(device=device):
+            raise AssertionError("it was cancelled before")
+
+    task = asyncio.create_task(use())
+    await asyncio.sleep(0.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert device.closed

@@ -63,6 +63,8 @@ class Engine:
         self._page_bytes = 0
         self._swapping: asyncio.Lock
         """The model asked for last is served last."""
+        self._preparing: asyncio.Task[Served] | None = None
+        """Goes on when its caller is cancelled: a device that prepares a model cannot be stopped, only waited for."""
 
     async def __aenter__(self) -> Self:
         """Allocate the tiers and measure what work costs. Raises InvalidInput if the config cannot be."""
@@ -73,11 +75,12 @@ class Engine:
         try:
             self._max_history = max_history(self.config, capacity)
             self._page_bytes = capacity.page_bytes
-            served = await self._executor.prepare(self._model)
+            served = await self._prepare(self._model)
             device, host = Tier(capacity.device), Tier(self._executor.host_pages)
             cost = CostModel()
             await profile(self._executor, served, device, host, cost, self._max_history)
         except BaseException:
+            await self._prepared()
             self._executor.close()
             raise
         self._loop = EngineLoop(
@@ -94,6 +97,7 @@ class Engine:
             try:
                 await loop.close()
             finally:
+                await self._prepared()
                 self._executor.close()
 
     async def pre_infer(
@@ -222,12 +226,28 @@ class Engine:
     async def swap_model(self, model: Model) -> None:
         """Serve this model from now on. Cached prefixes of the old one become misses; what runs finishes on the old.
 
-        Raises InvalidInput for a model whose pages have another shape, or whose tables changed while its epoch did not.
+        Raises InvalidInput for a model whose pages have another shape, or whose tables changed while its epoch did not;
+        Unavailable if the engine is closed meanwhile. One that is cancelled changes nothing.
         """
         self._open_loop()
         async with self._swapping:
-            served = await self._executor.prepare(model)
+            await self._prepared()
+            self._open_loop()
+            served = await self._prepare(model)
             self._open_loop().serve(served)
+
+    async def _prepare(self, model: Model) -> Served:
+        def over(_: "asyncio.Task[Served]") -> None:
+            self._preparing = None
+
+        self._preparing = preparing = asyncio.create_task(self._executor.prepare(model))
+        preparing.add_done_callback(over)
+        return await asyncio.shield(preparing)
+
+    async def _prepared(self) -> None:
+        """No model is being prepared any more, though whoever asked for it may have gone."""
+        if self._preparing is not None:
+            await asyncio.wait((self._preparing,))
 
     async def evict(self, user: str) -> int:
         """Forget everything of this user in both tiers and in flight. Returns how many prefixes were dropped."""

@@ -121,10 +121,10 @@ class Graphs:
         return posted
 
     def forget(self) -> None:
-        """A replay may have been posted and not launched. Everything launched has ended."""
+        """A replay may have been posted and not launched. Everything launched on the current stream has ended."""
         for captured in (*self._appends.values(), *self._scores.values()):
             captured.box.forget()
-        torch.cuda.synchronize(self._pages.device)
+        torch.cuda.current_stream(self._pages.device).synchronize()  # not the device: another model may be captured
 
     def _post(self, box: Mailbox, inputs: int, scores: int = 0) -> Posted:
         if box.full:

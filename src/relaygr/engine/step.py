@@ -137,7 +137,10 @@ class Executor(Protocol):
         ...
 
     async def prepare(self, model: Model) -> Served:
-        """The model as it is run here: moved and cast. Raises InvalidInput if it cannot be served here."""
+        """The model as it is run here: moved and cast. Raises InvalidInput if it cannot be served here.
+
+        Not called while another is being prepared, never cancelled, and over before `close`.
+        """
         ...
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]": ...
