@@ -115,7 +115,7 @@ class TorchExecutor:
         if self._device.type != "cuda" or self._where == "device":
             return False
         table = model.embedding.table.numel() * self._dtype.itemsize
-        return self._where == "host" or table > torch.cuda.mem_get_info(self._device)[0] / 2
+        return self._where == "host" or table > _free_now(self._device) / 2
 
     def _layout_of(self, model: RankingModel) -> PageLayout:
         config = model.config
@@ -154,7 +154,13 @@ def _free_bytes(device: torch.device, model: RankingModel, dtype: torch.dtype) -
     if device.type != "cuda":
         raise InvalidInput("device_cache", 'is a share of free memory, which only a CUDA device has: write "4GiB"')
     weights = 0 if model.device == device else sum(each.numel() for each in model.parameters()) * dtype.itemsize
-    return max(torch.cuda.mem_get_info(device)[0] - weights, 0)
+    return max(_free_now(device) - weights, 0)
+
+
+def _free_now(device: torch.device) -> int:
+    """Memory of the device that is free, with what torch holds and does not use, of models served before say."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def _with_table_on_host(
