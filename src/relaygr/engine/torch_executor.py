@@ -68,12 +68,7 @@ class TorchExecutor:
         except RuntimeError as error:
             raise InvalidInput("device_cache", f"cannot be allocated: {str(error).splitlines()[0]}") from error
         if self._device.type == "cuda":
-            from relaygr.engine.cuda_runner import CudaRunner
-            from relaygr.engine.pinned import PinnedPages
-
-            host = PinnedPages(layout, capacity.host, self._progress)
-            self._host_ready, self._close_host = lambda: host.ready, host.close
-            self._runner = CudaRunner(pages, host.pages, longest, canary=config.canary)
+            self._open_gpu(layout, pages, capacity.host, longest, canary=config.canary)
         else:
             try:
                 host_pages = layout.allocate(capacity.host)
@@ -82,6 +77,21 @@ class TorchExecutor:
             self._host_ready = lambda: capacity.host
             self._runner = CpuRunner(pages, host_pages, canary=config.canary)
         return capacity
+
+    def _open_gpu(
+        self, layout: PageLayout, pages: torch.Tensor, host_pages: int, longest: int, *, canary: bool
+    ) -> None:
+        """Pin the host tier and start a runner: both or neither."""
+        from relaygr.engine.cuda_runner import CudaRunner
+        from relaygr.engine.pinned import PinnedPages
+
+        host = PinnedPages(layout, host_pages, self._progress)
+        try:
+            self._runner = CudaRunner(pages, host.pages, longest, canary=canary)
+        except BaseException:
+            host.close()
+            raise
+        self._host_ready, self._close_host = lambda: host.ready, host.close
 
     async def prepare(self, model: Model) -> Served:
         served, tables = await asyncio.get_running_loop().run_in_executor(None, self._prepare, model)
