@@ -10,11 +10,12 @@ with costs measured at the start, says where to begin; modes take turns.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -198,14 +199,13 @@ def guess(row: Row, group: Group, device: Device, mode: Mode, n: int, highest: f
 
 
 class Headline:
-    def __init__(self, args: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
         self.out: Path = args.out
         self.name = {"cuda": "h200"}.get(args.device, args.device)
         self.end = time.monotonic() + args.minutes * 60
         self.device: str = args.device
         self.commit = args.commit or commit()
         self.only: list[str] = args.only or []
-        self.pool = pool
         self.probes = ProbeFile(self.out / "headline-probes.jsonl")
         self.path = self.out / f"headline-{self.name}.json"
         self.table: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
@@ -253,17 +253,19 @@ class Headline:
         asked = {}
         loop = asyncio.get_running_loop()
         highest = self.highest(group)
-        for row in rows:
-            for mode in SEARCHED:
-                if mode not in plan.guesses.get(row.name, {}):
-                    n = plan.n.get(row.name, 1024)
-                    asked[row.name, mode] = loop.run_in_executor(
-                        self.pool, guess, row, group, plan.measured(row, group.candidates, mode), mode, n, highest
-                    )
-        if asked:
-            await asyncio.wait(asked.values(), timeout=max(30.0, 0.2 * self.left()))
+        with self.workers() as pool:
+            for row in rows:
+                for mode in SEARCHED:
+                    if mode not in plan.guesses.get(row.name, {}):
+                        n = plan.n.get(row.name, 1024)
+                        asked[row.name, mode] = loop.run_in_executor(
+                            pool, guess, row, group, plan.measured(row, group.candidates, mode), mode, n, highest
+                        )
+            if asked:
+                await asyncio.wait(asked.values(), timeout=max(30.0, 0.2 * self.left()))
+            late = {key for key, answer in asked.items() if not answer.done() and answer.cancel()}
         for (name, mode), answer in asked.items():
-            if not answer.done():
+            if (name, mode) in late:
                 row = next(row for row in rows if row.name == name)
                 console.print(f"{name} {mode}: the simulator takes too long; beginning where costs say")
                 plan.guesses.setdefault(name, {})[mode.value] = self.rough(group, row, plan, mode)
@@ -275,6 +277,20 @@ class Headline:
         while bench.host_pages < wanted and self.left() > 60:  # noqa: ASYNC110  (a thread pins them)
             await asyncio.sleep(0.2)
         return plan
+
+    @contextlib.contextmanager
+    def workers(self) -> Iterator[ProcessPoolExecutor]:
+        """Processes that simulate. None is left when probes begin: they would take the cores that are measured."""
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(max_workers=14 if self.device != "cpu" else 2, mp_context=context)
+        try:
+            yield pool
+        finally:
+            processes = list((pool._processes or {}).values())
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.kill()
+                process.join()
 
     def rough(self, group: Group, row: Row, plan: Plan, mode: Mode) -> float:
         """A limit by rule of thumb: a seventh of the device in full, two thirds by relay; or what the time allows."""
@@ -394,15 +410,8 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(1)
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(max_workers=14 if args.device != "cpu" else 2, mp_context=context)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(Headline(args, pool).run())
-    finally:
-        for process in list(pool._processes.values()):  # nobody waits for what they still simulate
-            process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(Headline(args).run())
 
 
 if __name__ == "__main__":

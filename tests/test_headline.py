@@ -5,6 +5,7 @@ import asyncio
 import importlib.util
 import json
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,7 +61,7 @@ def test_a_row_has_the_keys_that_others_read_and_null_where_nothing_was_found(
     )
     bench = Bench(SimulatedModel(), group.config, SimulatedExecutor())
     relay, full = Mode.RELAY_HOST_EXTEND, Mode.FULL
-    searched = headline.Headline(arguments(tmp_path), None)
+    searched = headline.Headline(arguments(tmp_path))
     searched.write(
         group, rows["half-10"], plan, Found({full: 20.0, Mode.CACHE: None, relay: 90.0}, {relay: told(0.0)}), bench
     )
@@ -91,3 +92,11 @@ def test_without_time_nothing_is_opened(headline: ModuleType, tmp_path: Path) ->
     searched = headline.Headline(argparse.Namespace(**vars(arguments(tmp_path)) | {"minutes": 0.0}), None)
     asyncio.run(searched.run())
     assert not list(tmp_path.iterdir())
+
+
+def test_nobody_simulates_on_while_probes_run(headline: ModuleType, tmp_path: Path) -> None:
+    with headline.Headline(arguments(tmp_path)).workers() as pool:
+        pool.submit(time.sleep, 600)
+        workers = list(pool._processes.values())
+    assert workers
+    assert not any(worker.is_alive() for worker in workers)
