@@ -89,7 +89,7 @@ def test_a_plan_is_read_as_it_was_written(headline: ModuleType, tmp_path: Path) 
 
 
 def test_without_time_nothing_is_opened(headline: ModuleType, tmp_path: Path) -> None:
-    searched = headline.Headline(argparse.Namespace(**vars(arguments(tmp_path)) | {"minutes": 0.0}), None)
+    searched = headline.Headline(argparse.Namespace(**vars(arguments(tmp_path)) | {"minutes": 0.0}))
     asyncio.run(searched.run())
     assert not list(tmp_path.iterdir())
 
