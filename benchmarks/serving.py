@@ -42,11 +42,11 @@ MODES = (Mode.FULL, Mode.RELAY_HOST_EXTEND)
 LOADS = (0.9, 1.5)
 USERS, LENGTH, CANDIDATES, NEWCOMERS, RETRIEVAL_MS = 48, 3500, 128, 0.02, 200.0
 ROUNDS = 3
-"""Of what is a matter of microseconds: the best is told, and all are kept. Others slow this machine down at times."""
+"""Of what is a matter of microseconds: the one in the middle is told, and all are kept."""
 SECONDS = 30.0
 """Of each replay."""
 IN_TIME = {"RESIDENT", "WAITED", "RELOADED", "EXTENDED"}
-CONNECTIONS, FRONTEND_S, FRONTEND_CANDIDATES, FRONTEND_HISTORY = 96, 8.0, 512, 1000
+CONNECTIONS, FRONTEND_S, FRONTEND_CANDIDATES, FRONTEND_HISTORY = 48, 8.0, 512, 1000
 TARGETS = {"p99_ratio": 1 / 3, "at_risk": 0.95, "added_ms": 3.0, "frontend": 4000.0}
 
 
@@ -89,8 +89,8 @@ async def compare(data: Path, say: Any) -> dict[str, Any]:
             if mode is not Mode.FULL:
                 say("what gateway and frontend add")
                 rounds = [await added(servers) for _ in range(ROUNDS)]
-                best = min(rounds, key=lambda told: told["p50"])
-                figures["added"] = {**best, "rounds_p50": [told["p50"] for told in rounds]}
+                middle = sorted(rounds, key=lambda told: told["p50"])[ROUNDS // 2]
+                figures["added"] = {**middle, "rounds_p50": [told["p50"] for told in rounds]}
     return {"capacity": capacity, **figures}
 
 
@@ -289,8 +289,8 @@ async def measure(only: str | None, say: Any) -> dict[str, Any]:
             say("one frontend, again")
             rounds.append(await frontend(Path(folder)))
     if rounds:
-        best = max(rounds, key=lambda told: told["rate"])
-        figures["frontend"] = {**best, "rounds": [told["rate"] for told in rounds]}
+        middle = sorted(rounds, key=lambda told: told["rate"])[ROUNDS // 2]
+        figures["frontend"] = {**middle, "rounds": [told["rate"] for told in rounds]}
     return figures
 
 
