@@ -292,9 +292,10 @@ def sensitivity() -> str:
         "",
         f"Base: `d512`, {base['lengths']:,} behaviours, {base['candidates']} candidates, reuse {base['reuse']}, gaps "
         f"of {base['gap_s']:g} s, stages of {stages} ms, budgets {ranking:g} / {pipeline:g} ms, 96 GiB and 72 GiB of "
-        "memory. Rates are within 7% of the simulator's limits. Other models: costs in proportion to what their calls "
-        "of 8,192 behaviours took.",
+        "memory. Rates are within 7% of the simulator's limits.",
     ]
+    if any(row["condition"] == "model" for row in result["rows"]):
+        lines[-1] += " Other models: costs in proportion to what their calls of 8,192 behaviours took."
     return "\n".join(lines)
 
 

@@ -22,7 +22,7 @@ INSTANCE: Final = "Instance"
 AT_ONCE: Final = 10_000
 """Calls that Serve passes to a replica before it holds some back: gateways and engines have bounds of their own."""
 QUIET: Final = {"enable_access_log": False}
-"""A line for every request costs more than most ranks; `/metrics` counts them. Serve's own files can turn it on."""
+"""No line of log for every request: `/metrics` counts them. Serve's own files can turn it on."""
 STATS_S: Final = 1.0
 """How often Serve asks an instance whether it drains, and how busy it is."""
 
