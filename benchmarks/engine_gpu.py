@@ -196,7 +196,7 @@ class Phases:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.steps = 0
         plan, launch, ended = loop._scheduler.plan, loop._launch, loop._step_ended
-        learn = loop.cost.observe_step
+        learn, release = loop.cost.observe_step, loop.ranks.let_go_answered
 
         def timed(name: str, call: Any) -> Any:
             def wrapped(*args: Any) -> Any:
@@ -213,6 +213,7 @@ class Phases:
         loop._launch = timed("launch", launch)  # type: ignore[method-assign]
         loop._step_ended = timed("complete", ended)  # type: ignore[method-assign]
         loop.cost.observe_step = timed("learn", learn)  # type: ignore[method-assign]
+        loop.ranks.let_go_answered = timed("release", release)  # type: ignore[method-assign]
 
     def clear(self) -> None:
         self.seconds.clear()

@@ -75,10 +75,12 @@ class PagePool:
     def unpin(self, pages: Pages) -> None:
         pins = self._pins[pages] - 1
         self._pins[pages] = pins
-        over = pages[pins == 0]
-        if len(over):
-            self.pinned -= len(over)
-            self._end(over[self._owners[over] == 0])
+        still = int(np.count_nonzero(pins))
+        if still < len(pins):
+            self.pinned -= len(pins) - still
+            owners = self._owners[pages]
+            if still or not owners.all():
+                self._end(pages[(pins == 0) & (owners == 0)])
 
     def _end(self, pages: Pages) -> None:
         """Nobody owns or pins these any more."""

@@ -172,10 +172,11 @@ class CostModel:
         appends: Sequence[tuple[int, int]], scores: Sequence[tuple[int, int]]
     ) -> tuple[float, float, float, float, float]:
         """Of a step: appends as (new, cached) and scores as (candidates, tokens)."""
-        return (
-            1.0,
-            float(sum(new for new, _ in appends)),
-            sum(new * cached + new * (new + 1) / 2 for new, cached in appends),
-            float(sum(rows for rows, _ in scores)),
-            float(sum(rows * tokens for rows, tokens in scores)),
-        )
+        tokens = pairs = candidates = candidate_pairs = 0.0
+        for new, cached in appends:
+            tokens += new
+            pairs += new * cached + new * (new + 1) / 2
+        for rows, cached in scores:
+            candidates += rows
+            candidate_pairs += rows * cached
+        return 1.0, tokens, pairs, candidates, candidate_pairs

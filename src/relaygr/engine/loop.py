@@ -143,6 +143,7 @@ class EngineLoop:
         """Decide about a pre-infer, and begin it if admitted. A refusal reserves nothing."""
         if call.over:
             return
+        self.ranks.let_go_answered()
         option, joined = self._choose(call, call.deadline, call.deadline)
         exact = option.source is Source.RESIDENT or (joined is not None and joined.prefix.length == len(call.history))
         if isinstance(call.history, KnownHistory) and not exact:
@@ -253,6 +254,7 @@ class EngineLoop:
                 self._answer(call, PreInferOutcome.FAILED)
             self.builds.abandon_if_unwanted(build)
         await self.device.drained()
+        self.ranks.let_go_answered()
         for tier in (self.tier, self.host):
             tier.drop_where(lambda _: True)
             tier.pool.check()
@@ -269,6 +271,7 @@ class EngineLoop:
     def _turn(self) -> None:
         """One turn: give pages to those who wait for them, then launch while the device wants more."""
         self._turn_set = False
+        self.ranks.let_go_answered()
         if self._closing:
             return
         if self._executor.host_pages > self.host.pool.total:
@@ -339,9 +342,9 @@ class EngineLoop:
             if result is None or (rank.build is not None and rank.build.state is not BuildState.DONE):
                 self.ranks.again(rank)
                 continue
-            claim = self.claims.oldest(rank.user)
-            if rank.path is Path.RESIDENT and not rank.over and (claim is None or claim.build is None):
-                self.resident_left_by_earlier += 1
+            if rank.path is Path.RESIDENT and not rank.over:
+                claim = self.claims.oldest(rank.user)
+                self.resident_left_by_earlier += claim is None or claim.build is None
             scored.append(rank)
             scores.append(result.scores[index])
         if result is not None:

@@ -64,6 +64,8 @@ class Ranks:
         self._under_way: dict[Rank, None] = {}
         self._starved: dict[Rank, None] = {}
         """Waiting for pages, holding nothing."""
+        self._answered: list[Rank] = []
+        """Scored, and still holding what they were scored on."""
         self._tier = tier
         self._builds = builds
         self._cost = cost
@@ -170,19 +172,29 @@ class Ranks:
             rank.launched = now
 
     def scored(self, ranks: Sequence[Rank], scores: Sequence[npt.NDArray[np.float32]], seconds: float) -> None:
-        """Answer with what the device computed, in a step that took so long."""
-        now = self._clock.now()
+        """Answer with what the device computed, in a step that took so long. `let_go_answered` must follow."""
+        now, score_ms, paths = self._clock.now(), seconds * 1e3, self.paths
         for rank, values in zip(ranks, scores, strict=True):
-            if not rank.over:
+            future, path = rank.future, rank.path
+            if not future.done():
                 prefix, launched, arrived = rank.prefix, rank.launched, rank.arrived
                 assert prefix is not None
                 assert launched is not None
-                self.paths[rank.path] += 1
-                timings = Timings((now - arrived) * 1e3, (launched - arrived) * 1e3, seconds * 1e3)
-                rank.future.set_result(Ranked(values, rank.path, prefix.length, prefix.lineage.epoch, timings))
-        Lease.release_all([rank.lease for rank in ranks if rank.lease is not None])
-        for rank in ranks:
-            self._let_go(rank)
+                paths[path] += 1
+                timings = Timings((now - arrived) * 1e3, (launched - arrived) * 1e3, score_ms)
+                future.set_result(Ranked(values, path, prefix.length, prefix.lineage.epoch, timings))
+        self._answered += ranks
+
+    def let_go_answered(self) -> None:
+        """Let go of what answered ranks hold: behind their answers, which need not wait for that."""
+        if self._answered:
+            ranks, self._answered = self._answered, []
+            Lease.release_all([rank.lease for rank in ranks if rank.lease is not None])
+            for rank in ranks:
+                if rank.build is None:
+                    rank.prefix = rank.lease = None
+                else:
+                    self._let_go(rank)
 
     def _begin(self, rank: Rank, option: Option) -> None:
         """Build the prefix in the way the option says, or wait for pages, behind whoever waits and is more urgent."""

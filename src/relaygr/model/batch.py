@@ -104,8 +104,8 @@ class ScoreBatch:
         counts = [len(row.candidates) for row in rows]
         packed.place(counts, [row.tokens for row in rows], [row.pages for row in rows])
         tokens, dense = packed.rows_of(sum(counts))
-        items = np.concatenate([row.candidates.items for row in rows]) if len(rows) > 1 else rows[0].candidates.items
-        write_candidate_tokens(config, items, [row.position for row in rows], counts, tokens)
+        items, highest = [row.candidates.items for row in rows], max([row.candidates.highest for row in rows])
+        write_candidate_tokens(config, items, highest, [row.position for row in rows], tokens)
         if dense is not None:
             begin = 0
             for row, count in zip(rows, counts, strict=True):

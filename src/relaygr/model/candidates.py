@@ -17,7 +17,7 @@ class Candidates:
     Raises InvalidInput naming the field for other shapes or dtypes, negative ids, and features that are not finite.
     """
 
-    __slots__ = ("features", "items")
+    __slots__ = ("features", "highest", "items")
 
     def __init__(self, items: Any, features: Any = None) -> None:
         self.items: npt.NDArray[np.int64] = frozen(integers("candidates", items, np.int64))
@@ -25,6 +25,8 @@ class Candidates:
             raise InvalidInput("candidates", "must not be empty")
         if self.items.min() < 0:
             raise InvalidInput("candidates", "must not be negative")
+        self.highest = int(self.items.max())
+        """Of the items: known here, so that whoever batches them need not look."""
         self.features: npt.NDArray[np.float32] | None = None
         if features is not None:
             self.features = features_of("features", features, dimensions=2)

@@ -142,21 +142,27 @@ def _first_positions(count: int) -> Rows:
 def candidate_tokens(config: ModelConfig, items: Rows, position: int) -> Rows:
     """Tokens of candidates that all stand at `position`, the length of the history; [m, 4]."""
     tokens = np.empty((len(items), 4), np.int64)
-    write_candidate_tokens(config, items, [position], [len(items)], tokens)
+    write_candidate_tokens(config, [items], int(items.max(initial=0)), [position], tokens)
     return tokens
 
 
 def write_candidate_tokens(
-    config: ModelConfig, items: Rows, positions: Sequence[int], counts: Sequence[int], out: npt.NDArray[np.integer]
+    config: ModelConfig,
+    items: Sequence[Rows],
+    highest: int,
+    positions: Sequence[int],
+    out: npt.NDArray[np.integer],
 ) -> None:
-    """Tokens of the candidates of many users, counts[u] of user u at positions[u], into `out` [m, 4]."""
-    out[:, 0] = table_row(items, config.items)
+    """Tokens of the candidates of many users, items[u] at positions[u], into `out` [m, 4]; no item is above `highest`.
+
+    Made of few calls, each over all users: it is in the way of every step.
+    """
+    hashed = items if highest < config.items else [table_row(each, config.items) for each in items]
+    np.concatenate(hashed, out=out[:, 0], casting="unsafe")
     out[:, 1] = config.actions
     out[:, 2] = _NO_GAP
-    begin = 0
-    for position, count in zip(positions, counts, strict=True):
-        out[begin : begin + count, 3] = _position_bucket(position)
-        begin += count
+    buckets = [_position_bucket(position) for position in positions]
+    out[:, 3] = buckets[0] if len(set(buckets)) == 1 else np.repeat(buckets, [len(each) for each in items])
 
 
 @functools.lru_cache(1 << 16)
