@@ -3,9 +3,10 @@
     python benchmarks/headline.py --device cuda --commit HASH --out headline --minutes 10
     python benchmarks/headline.py --device cuda --commit HASH --out headline --minutes 10 --only dlrmv3
 
-Every probe is a line of OUT/headline-probes.jsonl as soon as it is done; called again with the same OUT, or with
-`--resume` another's, what is there is not measured again. OUT/headline-<machine>.json has the table. The simulator, fed
-with costs measured at the start, says where to begin; modes take turns.
+Costs are measured first, then the simulator, fed with them, says where to begin, then modes are probed in turns.
+Simulating needs no GPU: `--part measure` and `--part probe` are for the machine that has it, `--part guess` for another
+in between. Every probe is a line of OUT/headline-probes.jsonl as soon as it is done; called again with the same OUT, or
+with `--resume` another's, what is there is not measured again. OUT/headline-<machine>.json has the table.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -43,6 +45,7 @@ TRIES = {Mode.FULL: 5, Mode.CACHE: 4, Mode.RELAY_HOST_EXTEND: 6}
 STAGES = 0.6, 0.2
 """Retrieval and pre-processing take these shares of what the pipeline leaves to them, in the middle."""
 STAGE_SPREAD = 1.25
+PARTS = ("measure", "guess", "probe")
 Kind = Literal["rate", "length"]
 Traffic = Literal["cold", "refresh", "warm"]
 console = Console(stderr=True)
@@ -92,23 +95,20 @@ def on_gpu(device: str) -> list[Group]:
     )
     half = [Row(f"half-{ms}", "rate", Budgets(ms, 200.0), "cold") for ms in (10, 20, 50)]
     wide = Budgets(50.0, 200.0)
-    first = [
+    rows = [
         half[0],
         Row("refresh-32k", "rate", wide, "refresh", 32_768),
         Row("length-10", "length", Budgets(10.0, 200.0), "cold"),
         Row("length-50", "length", wide, "cold"),
         Row("length-50-warm", "length", wide, "warm"),
+        Row("refresh-128k", "rate", wide, "refresh", 131_072),
+        Row("warm-128k", "rate", wide, "warm", 131_072),
+        *half[1:],
     ]
     dlrmv3 = Row("dlrmv3", "rate", wide, "refresh", 14_335 - 128)
-    more = [
-        *half[1:],
-        Row("warm-128k", "rate", wide, "warm", 131_072),
-        Row("refresh-128k", "rate", wide, "refresh", 131_072),
-    ]
     return [
-        Group("d512", "d512", 512, config, first),
+        Group("d512", "d512", 512, config, rows),
         Group("dlrmv3", "dlrmv3", 2048, replace(config, max_history=16_384), [dlrmv3]),
-        Group("d512-more", "d512", 512, config, more),
     ]
 
 
@@ -206,6 +206,7 @@ class Headline:
         self.device: str = args.device
         self.commit = args.commit or commit()
         self.only: list[str] = args.only or []
+        self.parts: Sequence[str] = args.part or PARTS
         self.probes = ProbeFile(self.out / "headline-probes.jsonl")
         self.path = self.out / f"headline-{self.name}.json"
         self.table: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
@@ -217,6 +218,9 @@ class Headline:
             rows = [row for row in group.rows if not self.only or row.name in self.only or group.name in self.only]
             if not rows or self.left() < 20:
                 continue
+            if self.parts == ["guess"]:
+                await self.guess(group, rows, self.known_plan(group))
+                continue
             model: Model = SimulatedModel()
             executor: Executor | None = None
             if self.device == "simulated":
@@ -226,7 +230,7 @@ class Headline:
             console.print(f"[bold]{group.name}[/]: opening, {self.left():.0f} s left")
             async with Bench(model, group.config, executor) as bench:
                 plan = await self.plan(group, rows, bench)
-                for row in rows:
+                for row in rows if "probe" in self.parts else ():
                     try:
                         await self.search(group, row, plan, bench)
                     except OutOfTime:
@@ -235,11 +239,18 @@ class Headline:
     def left(self) -> float:
         return float(self.end - time.monotonic())
 
+    def plan_path(self, group: Group) -> Path:
+        return self.out / f"headline-plan-{group.name}.json"
+
+    def known_plan(self, group: Group) -> Plan:
+        if not self.plan_path(group).exists():
+            raise SystemExit(f"{self.plan_path(group)} is not there: measure first")
+        return Plan.load(self.plan_path(group))
+
     async def plan(self, group: Group, rows: Sequence[Row], bench: Bench) -> Plan:
-        path = self.out / f"headline-plan-{group.name}.json"
-        plan = Plan.load(path) if path.exists() else None
-        if plan is None:
-            plan = Plan(path, await bench.measure(), {}, {}, {})
+        """What was measured and guessed, now or before. Host memory is there, too."""
+        path = self.plan_path(group)
+        plan = Plan.load(path) if path.exists() else Plan(path, await bench.measure(), {}, {}, {})
         console.print(f"{group.name}: open, {bench.facts}; {plan.device.costs}; {self.left():.0f} s left")
         for row in rows:
             if row.name in plan.unloaded:
@@ -250,6 +261,17 @@ class Headline:
             stepped = tuning_of(row, Mode.RELAY_HOST_EXTEND, plan.device).step_ms
             alone = [await self.alone(group, n, step_ms, bench) for step_ms in (row.budgets.ranking_ms, stepped)]
             plan.unloaded[row.name] = n, alone[0], alone[1]
+            plan.save()
+        if self.parts == ["measure"]:
+            return plan
+        await self.guess(group, rows, plan)
+        wanted = group.config.host_bytes // plan.device.page_bytes
+        while bench.host_pages < wanted and self.left() > 60:  # noqa: ASYNC110  (a thread pins them)
+            await asyncio.sleep(0.2)
+        return plan
+
+    async def guess(self, group: Group, rows: Sequence[Row], plan: Plan) -> None:
+        """Where the simulator sees the limits that are not known yet; by rule of thumb what takes it too long."""
         asked = {}
         loop = asyncio.get_running_loop()
         highest = self.highest(group)
@@ -262,7 +284,8 @@ class Headline:
                             pool, guess, row, group, plan.measured(row, group.candidates, mode), mode, n, highest
                         )
             if asked:
-                await asyncio.wait(asked.values(), timeout=max(30.0, 0.2 * self.left()))
+                part = 1.0 if self.parts == ["guess"] else 0.2
+                await asyncio.wait(asked.values(), timeout=max(30.0, part * self.left()))
             late = {key for key, answer in asked.items() if not answer.done() and answer.cancel()}
         for (name, mode), answer in asked.items():
             if (name, mode) in late:
@@ -273,16 +296,12 @@ class Headline:
             plan.guesses.setdefault(name, {})[mode.value] = answer.result()
         plan.save()
         console.print(f"{group.name}: {plan.n}, unloaded {plan.unloaded}, guesses {plan.guesses}, {self.left():.0f} s")
-        wanted = group.config.host_bytes // plan.device.page_bytes
-        while bench.host_pages < wanted and self.left() > 60:  # noqa: ASYNC110  (a thread pins them)
-            await asyncio.sleep(0.2)
-        return plan
 
     @contextlib.contextmanager
     def workers(self) -> Iterator[ProcessPoolExecutor]:
         """Processes that simulate. None is left when probes begin: they would take the cores that are measured."""
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(max_workers=14 if self.device != "cpu" else 2, mp_context=context)
+        pool = ProcessPoolExecutor(max_workers=max((os.cpu_count() or 2) - 2, 2), mp_context=context)
         try:
             yield pool
         finally:
@@ -401,6 +420,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0, help="no probe begins that would end later")
     parser.add_argument("--resume", type=Path, help="folder of an earlier call: its probes are not run again")
     parser.add_argument("--only", nargs="*", help="rows or groups by name")
+    parser.add_argument("--part", nargs="*", choices=PARTS, help="not all of it: measure, guess, or probe")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.resume and args.resume != args.out:
