@@ -39,7 +39,7 @@ def headline() -> ModuleType:
 
 
 def arguments(out: Path, device: str = "cuda") -> argparse.Namespace:
-    return argparse.Namespace(out=out, device=device, minutes=1.0, commit="abc", only=None)
+    return argparse.Namespace(out=out, device=device, minutes=1.0, commit="abc", only=None, part=None)
 
 
 def told(reuse: float) -> dict[str, Any]:
@@ -100,3 +100,20 @@ def test_nobody_simulates_on_while_probes_run(headline: ModuleType, tmp_path: Pa
         workers = list(pool._processes.values())
     assert workers
     assert not any(worker.is_alive() for worker in workers)
+
+
+def test_what_was_measured_on_a_gpu_is_simulated_elsewhere(
+    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # where processes that simulate look
+    chosen = {"part": ["guess"], "only": ["half-10"]}
+    searched = headline.Headline(argparse.Namespace(**vars(arguments(tmp_path)) | chosen))
+    with pytest.raises(SystemExit, match="measure first"):
+        asyncio.run(searched.run())
+    path = tmp_path / "headline-plan-d512.json"
+    device = Device(SimulatedCosts(), 2**21, EngineConfig())
+    headline.Plan(path, device, {"half-10": 256}, {}, {"half-10": (256, 5.0, 5.5)}).save()
+    asyncio.run(searched.run())
+    guesses = headline.Plan.load(path).guesses["half-10"]
+    assert set(guesses) == {mode.value for mode in headline.SEARCHED}
+    assert all(rate > 0 for rate in guesses.values())
