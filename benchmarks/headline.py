@@ -229,12 +229,17 @@ class Headline:
                 model = shaped(group.shape)
             console.print(f"[bold]{group.name}[/]: opening, {self.left():.0f} s left")
             async with Bench(model, group.config, executor) as bench:
-                plan = await self.plan(group, rows, bench)
+                plan, searched = await self.plan(group, rows, bench), list[Row]()
                 for row in rows if "probe" in self.parts else ():
                     try:
                         await self.search(group, row, plan, bench)
+                        if row.kind == "rate":
+                            searched.append(row)
                     except OutOfTime:
                         console.print(f"{row.name}: no time left")
+                with contextlib.suppress(OutOfTime):
+                    for row in searched:
+                        await self.others(group, row, plan, bench)
 
     def left(self) -> float:
         return float(self.end - time.monotonic())
@@ -335,18 +340,21 @@ class Headline:
             n = plan.device.length_for(plan.device.full_s(n, group.candidates) * wanted / tried[n], group.candidates)
         return min(tried, key=lambda n: abs(tried[n] - wanted))
 
+    def limits(self, row: Row, bench: Bench) -> Limits:
+        def say(line: str) -> None:
+            console.print(f"  {row.name} {line}; {self.left():.0f} s left", highlight=False)
+
+        return Limits(bench, self.probes, say, end=self.end)
+
     async def search(self, group: Group, row: Row, plan: Plan, bench: Bench) -> None:
+        """Find the limits of the row's modes."""
         n = plan.n.get(row.name, 0)
 
         def at(mode: Mode, value: float) -> Probe:
             return probe_at(row, group, plan.measured(row, group.candidates), mode, value, n)
 
-        def say(line: str) -> None:
-            console.print(f"  {row.name} {line}; {self.left():.0f} s left", highlight=False)
-
-        limits = Limits(bench, self.probes, say, end=self.end)
         quick = row.traffic == "warm" or row.name == "refresh-128k"
-        found = await limits.search(
+        found = await self.limits(row, bench).search(
             at,
             {mode: 0.92 * plan.guesses[row.name][mode] for mode in SEARCHED},
             factor=1.12 if row.kind == "rate" else 1.08,
@@ -356,10 +364,14 @@ class Headline:
             row=row.name,
         )
         self.write(group, row, plan, found, bench)
-        rate = found.limits[Mode.RELAY_HOST_EXTEND]
-        if row.kind == "rate" and rate is not None and self.left() > 420:
-            for mode in OTHERS:
-                await limits.told(at(mode, rate).seeded(1), row=row.name, other=True)
+
+    async def others(self, group: Group, row: Row, plan: Plan, bench: Bench) -> None:
+        """The other modes, at the rate that the whole relay holds."""
+        rate = self.table["details"][row.name]["found"][Mode.RELAY_HOST_EXTEND]
+        for mode in OTHERS if rate is not None else ():
+            device = plan.measured(row, group.candidates)
+            probe = probe_at(row, group, device, mode, rate, plan.n[row.name])
+            await self.limits(row, bench).told(probe.seeded(1), row=row.name, other=True)
 
     @staticmethod
     def highest(group: Group) -> float:
