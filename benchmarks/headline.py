@@ -19,7 +19,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +41,10 @@ from relaygr.serving.modes import Mode
 
 SEARCHED = (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)
 OTHERS = (Mode.TRUNCATE, Mode.RELAY, Mode.RELAY_HOST, Mode.ALWAYS_TRIGGER, Mode.NEVER_TRIGGER)
-TRIES = {Mode.FULL: 5, Mode.CACHE: 4, Mode.RELAY_HOST_EXTEND: 6}
+TRIES = 9
+"""Of a mode: enough to see it fail above what is told."""
+CHECK_S = 10.0
+"""What comparing scores may take: histories of 100,000 behaviours take seconds each."""
 STAGES = 0.6, 0.2
 """Retrieval and pre-processing take these shares of what the pipeline leaves to them, in the middle."""
 STAGE_SPREAD = 1.25
@@ -133,9 +136,15 @@ class Plan:
     device: Device
     n: dict[str, int]
     guesses: dict[str, dict[str, float]]
-    """By row and mode: where to begin."""
+    """By row and mode: where the simulator sees the limit."""
     unloaded: dict[str, tuple[int, float, float]]
     """By row: some length, and milliseconds of a rank in full there alone: in one piece, and in the relay's steps."""
+
+    rough: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The same by rule of thumb, where simulating took too long."""
+
+    def begin(self, row: str, mode: Mode) -> float:
+        return self.guesses.get(row, {}).get(mode) or self.rough[row][mode]
 
     def measured(self, row: Row, candidates: int, mode: Mode = Mode.FULL) -> Device:
         """The device, with costs put right by what a rank took."""
@@ -157,7 +166,7 @@ class Plan:
         device = told["device"]
         known = Device(SimulatedCosts(**device["costs"]), device["page_bytes"], EngineConfig(**device["config"]))
         unloaded = {row: (int(n), float(whole), float(steps)) for row, (n, whole, steps) in told["unloaded"].items()}
-        return Plan(path, known, told["n"], told["guesses"], unloaded)
+        return Plan(path, known, told["n"], told["guesses"], unloaded, told.get("rough", {}))
 
 
 def simulated(group: Group) -> SimulatedExecutor:
@@ -283,7 +292,7 @@ class Headline:
         with self.workers() as pool:
             for row in rows:
                 for mode in SEARCHED:
-                    if mode not in plan.guesses.get(row.name, {}):
+                    if mode not in plan.guesses.get(row.name, {}) | plan.rough.get(row.name, {}):
                         n = plan.n.get(row.name, 1024)
                         asked[row.name, mode] = loop.run_in_executor(
                             pool, guess, row, group, plan.measured(row, group.candidates, mode), mode, n, highest
@@ -296,7 +305,7 @@ class Headline:
             if (name, mode) in late:
                 row = next(row for row in rows if row.name == name)
                 console.print(f"{name} {mode}: the simulator takes too long; beginning where costs say")
-                plan.guesses.setdefault(name, {})[mode.value] = self.rough(group, row, plan, mode)
+                plan.rough.setdefault(name, {})[mode.value] = self.rough(group, row, plan, mode)
                 continue
             plan.guesses.setdefault(name, {})[mode.value] = answer.result()
         plan.save()
@@ -353,12 +362,12 @@ class Headline:
         def at(mode: Mode, value: float) -> Probe:
             return probe_at(row, group, plan.measured(row, group.candidates), mode, value, n)
 
-        quick = row.traffic == "warm" or row.name == "refresh-128k"
+        quick = row.n == 131_072  # one rank in full takes longer than the budget
         found = await self.limits(row, bench).search(
             at,
-            {mode: 0.92 * plan.guesses[row.name][mode] for mode in SEARCHED},
+            {mode: 0.92 * plan.begin(row.name, mode) for mode in SEARCHED},
             factor=1.12 if row.kind == "rate" else 1.08,
-            tries={Mode.FULL: 2, Mode.CACHE: 2, Mode.RELAY_HOST_EXTEND: 3} if quick else TRIES,
+            tries=2 if quick else TRIES,
             confirm=0 if quick else 1,
             highest=self.highest(group) if row.kind == "length" else 1e9,
             row=row.name,
@@ -396,7 +405,7 @@ class Headline:
             "p99_ms": told.get("ranking P99"),
             "paths": told.get("paths", {}),
         }
-        checked = bench.check() if bench.samples else None
+        checked = bench.check(CHECK_S) if bench.samples else None
         workload = row.workload(group.candidates)
         self.table["details"][row.name] = {
             "shape": group.shape,
@@ -405,7 +414,7 @@ class Headline:
             "traffic": row.traffic,
             "candidates": group.candidates,
             "found": {mode.value: value for mode, value in found.limits.items()},
-            "simulated": plan.guesses[row.name],
+            "simulated": plan.guesses.get(row.name, {}),
             "tuning": {mode.value: asdict(tuning_of(row, mode, plan.device)) for mode in SEARCHED},
             "stages_ms": [workload.retrieval_ms, workload.pre_processing_ms],
             "stage_spread": workload.stage_spread,

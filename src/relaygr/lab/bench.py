@@ -1,6 +1,7 @@
 """A model on a device, kept open, on which probes run in any mode."""
 
 import gc
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -98,15 +99,15 @@ class Bench:
             finally:
                 gc.unfreeze()
 
-    def check(self) -> dict[str, Any]:
-        """The scores that were kept, against full inference; they are kept no longer."""
+    def check(self, seconds: float = math.inf) -> dict[str, Any]:
+        """The scores that were kept, against full inference, as many as fit into the time; they are kept no longer."""
         samples, self.samples = self.samples, []
         if not isinstance(self._model, RankingModel):
             return {"samples": 0}
-        checked = check(self._model, samples, self.config.device, self.config.dtype)
+        checked = check(self._model, samples, self.config.device, self.config.dtype, seconds=seconds)
         return {
             "samples": checked.samples,
-            "paths": sorted({sample.path for sample in samples}),
+            "paths": sorted({sample.path for sample in samples[: checked.samples]}),
             "difference": checked.difference,
             "allowed": checked.allowed,
             "holds": checked.holds,
