@@ -12,6 +12,7 @@ from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts
 from relaygr.lab.histories import Histories
 from relaygr.lab.outcome import Budgets, Run
+from relaygr.lab.probe import Device
 from relaygr.lab.simulate import simulate
 from relaygr.lab.trace import Trace
 from relaygr.lab.tuning import Tuning
@@ -68,6 +69,15 @@ def test_where_more_users_refresh_than_memory_holds_many_are_still_found() -> No
 
 def test_a_past_made_quickly_leaves_about_what_one_lived_through_does() -> None:
     assert refreshed(quick_past=True).reused == pytest.approx(refreshed(quick_past=False).reused, abs=0.1)
+
+
+def test_a_past_is_made_quickly_though_one_prefix_takes_longer_than_a_lease() -> None:
+    budgets = Budgets(ranking_ms=1.0, pipeline_ms=2.0)
+    tuning = Tuning.of(budgets, Mode.RELAY)
+    requests = trace(rate=5.0, reuse=0.9)
+    assert Device(COSTS, PAGE_BYTES, CONFIG).full_s(2000, 64) > tuning.lease_s
+    found = simulate(COSTS, PAGE_BYTES, CONFIG, requests, Mode.RELAY, budgets, tuning, quick_past=True)
+    assert found.requests == int((requests.at >= 0).sum())
 
 
 def test_the_relay_ranks_newcomers_within_a_budget_that_full_inference_misses() -> None:

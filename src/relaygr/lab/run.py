@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relaygr.cache import Source
-from relaygr.engine import Decision, Engine, Path, PreInferOutcome, Ranked
+from relaygr.engine import Decision, Engine, Path, Ranked
 from relaygr.errors import DeadlineExceeded, Overloaded, Unavailable
 from relaygr.history import PAGE, History
 from relaygr.lab.estimates import percentile
@@ -21,6 +21,7 @@ from relaygr.lab.histories import Histories
 from relaygr.lab.outcome import SUCCESS, Budgets, Moment, Run
 from relaygr.lab.records import Record
 from relaygr.lab.trace import Trace
+from relaygr.model.candidates import Candidates
 from relaygr.relay import Forecast, Shape, SlotReport, Trigger, TriggerConfig
 from relaygr.serving.modes import Mode
 
@@ -31,7 +32,7 @@ _WARM_S: Final = 1.0
 """Of the past, what is sent at its times even where the rest is not."""
 _AT_ONCE: Final = 4
 _MOMENT_S: Final = 0.25
-_REFUSED: Final = (PreInferOutcome.NO_MEMORY, PreInferOutcome.NO_CAPACITY)
+_ANYTHING: Final = Candidates([0])
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,8 @@ async def _leave(engine: Engine, trace: Trace, end: int, histories: Histories) -
     async def worker() -> None:
         for index in queue:
             user = int(trace.user[index])
-            history = histories.of(user, int(trace.length[index]))
-            while await engine.pre_infer(f"u{user}", history) in _REFUSED:  # noqa: ASYNC110  (leases end by the clock)
-                await asyncio.sleep(5e-3)
+            # By ranks: they wait for memory, and what takes longer than a lease is made, too.
+            await engine.rank(f"u{user}", histories.of(user, int(trace.length[index])), _ANYTHING)
 
     await asyncio.gather(*(worker() for _ in range(_AT_ONCE)))
 
