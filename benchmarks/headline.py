@@ -182,8 +182,12 @@ def tuning_of(row: Row, mode: Mode, device: Device, alone_s: float = 0.0) -> Tun
     return replace(tuning, step_ms=max(tuning.step_ms, row.budgets.ranking_ms / 2)) if row.kind == "length" else tuning
 
 
+def length_of(value: float) -> int:
+    return max(256, int(value) // 256 * 256)
+
+
 def probe_at(row: Row, group: Group, device: Device, mode: Mode, value: float, n: int) -> Probe:
-    length = n if row.kind == "rate" else max(256, int(value) // 256 * 256)
+    length = n if row.kind == "rate" else length_of(value)
     tuning = tuning_of(row, mode, device, device.full_s(length, group.candidates))
     probe = Probe(mode, row.workload(group.candidates), row.budgets, tuning)
     if row.kind == "rate":
@@ -389,11 +393,13 @@ class Headline:
 
     def write(self, group: Group, row: Row, plan: Plan, found: Found, bench: Bench) -> None:
         """The row, and everything that is known, to the table's file."""
+        if row.kind == "length":  # as long as was sent
+            found.limits = {mode: value and length_of(value) for mode, value in found.limits.items()}
         relay = found.limits[Mode.RELAY_HOST_EXTEND]
         told = found.best.get(Mode.RELAY_HOST_EXTEND, {})
         ratios = {mode.value: found.ratio(mode) for mode in (Mode.FULL, Mode.CACHE)}
         none: dict[str, float | None] = {"full": None, "cache": None}
-        n = plan.n.get(row.name) or (int(relay) // 256 * 256 if relay else None)
+        n = plan.n.get(row.name) or (int(relay) if relay else None)
         alone = plan.measured(row, group.candidates).full_s(n, group.candidates) * 1e3 if n else None
         line = {
             "budgets_ms": [row.budgets.ranking_ms, row.budgets.pipeline_ms],

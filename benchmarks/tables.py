@@ -251,20 +251,30 @@ def headline() -> str:
             continue
         result = _result(name)
         lines = [
-            "| model | what | behaviours | budgets, ms | reuse | `full` alone | against `full` | against `cache` |",
-            "|---|---|---|---|---|---|---|---|",
+            "| model | what | behaviours | budgets, ms | reuse | `full` alone | `full` | `cache` | relay | against `full` "
+            "| against `cache` |",
+            "|---|---|---|---|---|---|---|---|---|---|---|",
         ]
         for detail in result["details"].values():
             row = detail["row"]
             by_length = detail["kind"] == "length"
             ratio = row["length_ratio"] if by_length else row["throughput_ratio"]
             what_held = "longest history" if by_length else f"requests a second, {detail['traffic']}"
+            held = [_maybe(found, ",.0f" if by_length else ".3g") for found in detail["found"].values()]
             cells = [
                 f"`{detail['shape']}`", what_held, f"{row['n']:,}" if row["n"] else "–",
                 "{:g} / {:g}".format(*row["budgets_ms"]), _maybe(row["reuse"], ".2f"),
-                _maybe(row["full_share"], ".0%"), _maybe(ratio["full"], ".2f", "×"), _maybe(ratio["cache"], ".2f", "×"),
+                _maybe(row["full_share"], ".0%"), *held,
+                _maybe(ratio["full"], ".2f", "×"), _maybe(ratio["cache"], ".2f", "×"),
             ]  # fmt: skip
             lines.append("| " + " | ".join(cells) + " |")
+        seen = [
+            simulated / detail["found"][mode]
+            for detail in result["details"].values()
+            for mode, simulated in detail["simulated"].items()
+            if detail["found"][mode]
+        ]
+        lines += ["", f"The simulator had seen these limits at {min(seen):.0%} to {max(seen):.0%} of what was found."]
         parts.append(f"{what}, commit {str(result['commit'])[:12]}:\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
 
