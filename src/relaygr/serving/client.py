@@ -1,7 +1,6 @@
 """A small HTTP/1.1 client for the hot path: kept connections, one request at a time on each, nothing parsed twice."""
 
 import asyncio
-import contextlib
 from collections import deque
 from typing import Final, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
@@ -42,6 +41,7 @@ class HttpClient:
         """`keep`: idle connections kept for the next request."""
         self._host = host
         self._port = port
+        self._to = f"HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-length:"
         self._keep = keep
         self._idle: deque[tuple[float, _Connection]] = deque()
         """With when each was last used; that one is used next, so that those beyond what is needed grow old."""
@@ -59,15 +59,17 @@ class HttpClient:
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> Response:
         """One exchange. A kept connection that the server had closed meanwhile is replaced once, unseen."""
-        head = [f"{method} {path} HTTP/1.1", f"host: {self._host}:{self._port}", f"content-length: {len(body)}"]
-        head += [f"{name}: {value}" for name, value in (headers or {}).items()]
-        message = "\r\n".join(head).encode("latin-1") + _END + body
+        lines = [f"{name}: {value}\r\n" for name, value in headers.items()] if headers else ()
+        head = f"{method} {path} {self._to} {len(body)}\r\n{''.join(lines)}\r\n"
+        message = head.encode("latin-1") + body
         self._close_old()
         while self._idle:
             _, connection = self._idle.pop()
             if connection.usable:
-                with contextlib.suppress(_Stale):
+                try:
                     return await self._exchange(connection, message)
+                except _Stale:
+                    continue
         try:
             _, connection = await asyncio.get_running_loop().create_connection(_Connection, self._host, self._port)
         except OSError as error:
@@ -79,7 +81,7 @@ class HttpClient:
 
     async def _exchange(self, connection: "_Connection", message: bytes) -> Response:
         try:
-            response = await connection.exchange(message)
+            response = await connection.send(message)
         except BaseException:
             connection.close()
             raise
@@ -123,14 +125,12 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
         self._transport.set_write_buffer_limits(high=0)  # uvloop writes at once: there is one write for a request
 
-    async def exchange(self, message: bytes) -> Response:
+    def send(self, message: bytes) -> asyncio.Future[Response]:
+        """The reply to come. Who no longer waits for it closes the connection."""
         assert self._transport is not None
-        self._waiting = asyncio.get_running_loop().create_future()
+        self._waiting = waiting = asyncio.get_running_loop().create_future()
         self._transport.write(message)
-        try:
-            return await self._waiting
-        finally:
-            self._waiting = None
+        return waiting
 
     def data_received(self, data: bytes) -> None:
         self._received += data
