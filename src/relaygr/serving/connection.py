@@ -5,7 +5,9 @@ of every request, and two writes of a reply; for a rank that took as long as all
 """
 
 import asyncio
+import functools
 import logging
+import math
 import urllib.parse
 from collections import deque
 from http import HTTPStatus
@@ -56,7 +58,11 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[tuple[Asked, bool, bool]] = deque()
         """What is asked, whether by HEAD, and whether the connection is kept."""
         self._task: asyncio.Task[None] | None = None
+        self._due = math.inf
+        """When the client is late."""
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        """It looks then whether the client is late, which may have changed since it was set."""
         self._partial = self._in_head = True
         self._head_size = 0
         self._ending = self._paused = self._deaf = False
@@ -72,11 +78,12 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by name
         self._transport.set_write_buffer_limits(high=0)  # uvloop writes at once: there is one write for a reply
         self._server.connections.add(self)
-        self._timer = self._loop.call_later(self.arrive_s, self._late)
+        self._await(self.arrive_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
-        self._await(None)
+        if self._timer is not None:
+            self._timer.cancel()
         self._waiting.clear()
         del self._parser  # which points here: neither should wait for the collector of cycles
         if self._task is not None:
@@ -100,7 +107,7 @@ class Connection(asyncio.Protocol):
             return
         if not self._partial:
             self._await(None if self._busy else self._idle_s)
-        elif not before or self._timer is None:
+        elif not before or self._due == math.inf:
             self._await(self.arrive_s)
 
     def pause_writing(self) -> None:
@@ -137,8 +144,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._in_head, self._head_size = False, 0
-        path = (httptools.parse_url(self._url).path or b"").decode("latin-1")
-        self._path = urllib.parse.unquote(path) if "%" in path else path
+        self._path = _path(self._url)
         self._method = self._parser.get_method().decode("latin-1")
         self._to = self._app.at(self._path)
         early = self._to.early(self._path, self._headers)
@@ -231,12 +237,28 @@ class Connection(asyncio.Protocol):
 
     def _await(self, seconds: float | None) -> None:
         """What the client sends next must have arrived, or begun, by then. Where it does not read its answers, those
-        come first: they must have been read by the time that was set when they could not be sent."""
+        come first: they must have been read by the time that was set when they could not be sent.
+
+        A timer that is set stays, unless it would be too late: to set one anew for each request would take longer than
+        much of what is done for it."""
         if self._paused:
             return
+        self._due = math.inf if seconds is None else self._loop.time() + seconds
+        if self._due < self._timer_at:
+            self._look_at(self._due)
+
+    def _look_at(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if seconds is None else self._loop.call_later(seconds, self._late)
+        self._timer, self._timer_at = self._loop.call_at(when, self._look), when
+
+    def _look(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        if self._due <= self._loop.time():
+            self._due = math.inf
+            self._late()
+        elif self._due < math.inf:
+            self._look_at(self._due)
 
     def _late(self) -> None:
         if self._paused:
@@ -267,3 +289,10 @@ class Connection(asyncio.Protocol):
             again = (RETRY_AFTER,) if status == 503 else ()
             self._write(Reply(status, encode(Encoding.JSON, told), headers=again), False, False)
         self._transport.close()
+
+
+@functools.lru_cache(maxsize=64)
+def _path(url: bytes) -> str:
+    """Of what a request's first line asks for. The same few are asked for again and again."""
+    path = (httptools.parse_url(url).path or b"").decode("latin-1")
+    return urllib.parse.unquote(path) if "%" in path else path
