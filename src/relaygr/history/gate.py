@@ -14,21 +14,22 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._inside = 0
         self._sealed = False
 
     def enter(self) -> None:
         """Waits until the gate is not sealed, and goes in."""
-        with self._changed:
+        with self._lock:
             while self._sealed:
                 self._changed.wait()
             self._inside += 1
 
     def leave(self) -> None:
-        with self._changed:
+        with self._lock:
             self._inside -= 1
-            if not self._inside:
+            if self._sealed and not self._inside:
                 self._changed.notify_all()
 
     def seal(self) -> None:

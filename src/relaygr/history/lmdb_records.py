@@ -28,7 +28,7 @@ class LmdbRecords(Records):
     """What is read points into the transaction's buffers."""
 
     def __init__(self, txn: "lmdb.Transaction[memoryview]", dbs: dict[str, Any]) -> None:
-        self._txn, self._users, self._pages, self._blocks = txn, *(dbs[name] for name in NAMES)
+        self._txn, self._users, self._pages, self._blocks = txn, dbs["users"], dbs["pages"], dbs["blocks"]
 
     def users_after(self, key: bytes, count: int) -> list[bytes]:
         """The keys of the next users, at most `count`."""
