@@ -27,8 +27,10 @@ class Margin:
         self._weight = 1.0
         self._bins = [0.0] * _BINS
         tail = prior_weight * min(1.0, 2 * self._beyond)
+        self._highest = _bin(prior)
+        """The last bin that anything was counted in."""
         self._bins[_bin(1.0)] += prior_weight - tail
-        self._bins[_bin(prior)] += tail
+        self._bins[self._highest] += tail
         self._total = prior_weight
         self._value: float | None = None
 
@@ -44,7 +46,9 @@ class Margin:
         if not 0 < ratio < math.inf:
             return
         self._weight *= self._growth
-        self._bins[_bin(ratio)] += self._weight
+        index = _bin(ratio)
+        self._bins[index] += self._weight
+        self._highest = max(self._highest, index)
         self._total += self._weight
         self._value = None
         if self._weight > _RESCALE_AT:
@@ -55,7 +59,7 @@ class Margin:
     def _quantile(self) -> float:
         """The upper end of the first bin from above with which more than the share beyond the quantile is passed."""
         left = self._beyond * self._total
-        for index in range(_BINS - 1, 0, -1):
+        for index in range(self._highest, 0, -1):
             left -= self._bins[index]
             if left < 0:
                 return _upper(index)

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from relaygr.engine.cost import CostModel
 from relaygr.engine.outcomes import Decision, Path
@@ -86,8 +86,9 @@ class Shape:
     """Candidates expected to be left for ranking."""
 
     def __post_init__(self) -> None:
-        for field in ("history", "context", "candidates"):
-            integer(field, getattr(self, field), at_least=0)
+        integer("history", self.history, at_least=0)
+        integer("context", self.context, at_least=0)
+        integer("candidates", self.candidates, at_least=0)
 
     @property
     def prefix(self) -> int:
@@ -118,8 +119,7 @@ class SlotReport:
             raise InvalidInput("wait_ms", "must not be negative")
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(NamedTuple):
     """What ranking a request is expected to take, in milliseconds, with no margin."""
 
     wait_ms: float
@@ -145,8 +145,7 @@ class Forecast:
                 return None
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """ADMIT: send the signal. NOT_AT_RISK: ranking alone will do. UNAVAILABLE: no slot to send it to, or
     none that has reported its costs."""
 
@@ -155,8 +154,7 @@ class Verdict:
     """What it was decided on; None if there were no costs to tell from."""
 
 
-@dataclass(frozen=True)
-class _Heard:
+class _Heard(NamedTuple):
     report: SlotReport
     cost: CostModel
     wait_ms: float
