@@ -47,8 +47,11 @@ def features_of(field: str, values: Any, *, dimensions: int) -> npt.NDArray[np.f
         raise InvalidInput(field, f"must have {dimensions} dimensions, not shape {array.shape}")
     if array.dtype.kind not in "fiu":
         raise InvalidInput(field, f"must hold numbers, not {array.dtype}")
-    with np.errstate(over="ignore"):  # too large for float32: infinite, and refused as such
-        array = array.astype(np.float32)
+    if array.dtype == np.float32:
+        array = array.copy()
+    else:
+        with np.errstate(over="ignore"):  # too large for float32: infinite, and refused as such
+            array = array.astype(np.float32)
     if not np.isfinite(array).all():
         raise InvalidInput(field, "has values that are not finite")
     return array

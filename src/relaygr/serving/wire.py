@@ -42,6 +42,7 @@ __all__ = [
     "encoding_of",
     "floats",
     "integers",
+    "raw_floats",
     "raw_integers",
 ]
 
@@ -125,9 +126,9 @@ class RankBody(PreInferBody, kw_only=True, forbid_unknown_fields=True):
             checked = Candidates(np.frombuffer(items, np.int64), features).features
             features = None if checked is None else checked.tobytes()
         elif features is not None:
-            flat, count = floats("features", features), len(items) // 8
-            if not count or len(flat) % count:
-                raise InvalidInput("features", f"has {len(flat)} numbers for {count} candidates")
+            numbers, count = len(raw_floats("features", features)) // 4, len(items) // 8
+            if not count or numbers % count:
+                raise InvalidInput("features", f"has {numbers} numbers for {count} candidates")
         return items, features
 
 
@@ -314,6 +315,7 @@ _JSON: Final = msgspec.json.Encoder()
 _MSGPACK: Final = msgspec.msgpack.Encoder()
 
 
+@functools.lru_cache(maxsize=64)
 def encoding_of(content_type: str | None) -> Encoding:
     """Of a content type; JSON where there is none. InvalidInput for any other."""
     name = (content_type or Encoding.JSON).partition(";")[0].strip().lower()
@@ -356,7 +358,15 @@ def raw_integers(field: str, values: Ints, dtype: Any) -> bytes:
     """The bytes of an array from either form."""
     if not isinstance(values, bytes):
         return integers(field, values, dtype).tobytes()
-    size = np.dtype(dtype).itemsize
+    return _multiple(field, values, np.dtype(dtype).itemsize) if values else values
+
+
+def raw_floats(field: str, values: Floats) -> bytes:
+    """The bytes of an array from either form."""
+    return _multiple(field, values, 4) if isinstance(values, bytes) else floats(field, values).tobytes()
+
+
+def _multiple(field: str, values: bytes, size: int) -> bytes:
     if len(values) % size:
         raise InvalidInput(field, f"has {len(values)} bytes, not a multiple of {size}")
     return values
@@ -365,8 +375,6 @@ def raw_integers(field: str, values: Ints, dtype: Any) -> bytes:
 def floats(field: str, values: Floats) -> npt.NDArray[np.float32]:
     """An array from either form."""
     if isinstance(values, bytes):
-        if len(values) % 4:
-            raise InvalidInput(field, f"has {len(values)} bytes, not a multiple of 4")
-        return np.frombuffer(values, np.float32)
+        return np.frombuffer(_multiple(field, values, 4), np.float32)
     with np.errstate(over="ignore"):  # infinite then, and refused by whoever takes numbers
         return np.array(values, np.float32)
