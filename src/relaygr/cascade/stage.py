@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -117,8 +117,7 @@ PreProcessing: TypeAlias = Stage[PreProcessingRequest, Prepared]
 # ---- ranking, and the signal ahead of it
 
 
-@dataclass(frozen=True)
-class Signal:
+class Signal(NamedTuple):
     """The reply to a pre-infer signal."""
 
     decision: Decision

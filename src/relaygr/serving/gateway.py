@@ -97,9 +97,7 @@ class GatewayApp(App):
             raise InvalidInput("k", f"must be from 1 to {MAX_K}")
         context = integers("context", body.context, np.int64) if body.context else None
         found = await self._found(RecommendRequest(body.user, body.k, context), request.deadline_ms())
-        if found.path is not None:
-            self.served[found.path] += 1
-        self._count(found)
+        asyncio.get_running_loop().call_soon(self._count, found)  # in the next turn, when the answer is out
         reply = RecommendReply(
             items=[RecommendedItem(chosen.item, chosen.score, self._titles.get(chosen.item)) for chosen in found.items],
             path=found.path,
@@ -130,6 +128,8 @@ class GatewayApp(App):
             return await self._pipeline.run(wanted)
 
     def _count(self, found: Recommendation) -> None:
+        if found.path is not None:
+            self.served[found.path] += 1
         path = "NONE" if found.path is None else found.path.value
         self._counts.recommendations[path, found.decision.value] += 1
         self._counts.stale += found.stale

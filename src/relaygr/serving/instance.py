@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -25,7 +25,7 @@ from relaygr.serving.wire import (
     Ready,
     decode,
     encode,
-    floats,
+    raw_floats,
     raw_integers,
 )
 
@@ -93,15 +93,14 @@ class InstanceApp(App):
         until = Until(request.deadline_ms())
         context = raw_integers("context", body.context, np.int64)
         items, features = body.raw_candidates()
-        numbers = None if body.request is None else floats("request", body.request).tobytes()
+        numbers = None if body.request is None else raw_floats("request", body.request)
 
         def rank(history: History | KnownHistory) -> link.Rank:
             packed, left = link.pack_history(history), until.left_ms()
             return link.Rank(body.user, packed, context, left, items, features, numbers)
 
         scores, tasks, path, used, epoch, timings, wait_ms, version = await self._with_history(body, rank, until)
-        for part, ms in zip(PARTS, timings, strict=True):
-            self._counts.rank_seconds[path, part].observe(ms / 1e3)
+        asyncio.get_running_loop().call_soon(self._count, path, timings)  # in the next turn, when the answer is out
         reply = RankReply(
             scores=scores,
             tasks=tasks,
@@ -117,6 +116,10 @@ class InstanceApp(App):
             reply.scores = reply.to_array().tolist()
         headers = (*self._slot_header, (b"x-relaygr-path", path.encode()))
         return Reply(200, encode(encoding, reply), encoding, headers)
+
+    def _count(self, path: str, timings: Sequence[float]) -> None:
+        for part, ms in zip(PARTS, timings, strict=True):
+            self._counts.rank_seconds[path, part].observe(ms / 1e3)
 
     async def _with_history(
         self,

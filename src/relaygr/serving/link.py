@@ -256,8 +256,8 @@ class EngineLink(Frames):
             raise Unavailable("the engine process is gone")
         number = next(self._numbers)
         future = self._waiting[number] = self._loop.create_future()
-        timer = None if late_at is None else self._loop.call_at(late_at, _late, future)
         self.send(Call(number, what), alone=len(self._waiting) == 1)
+        timer = None if late_at is None else self._loop.call_at(late_at, _late, future)
         try:
             answer = await future
         except (asyncio.CancelledError, DeadlineExceeded):
@@ -267,7 +267,7 @@ class EngineLink(Frames):
         finally:
             del self._waiting[number]
             if timer is not None:
-                timer.cancel()
+                self._loop.call_soon(timer.cancel)  # whoever waits goes on first
         if answer.error is not None:
             _raise(answer)
         return answer.value

@@ -42,6 +42,8 @@ LATE_S: Final = 1e-3
 """How close to its deadline a rank that was given up counts as late."""
 EXPECTED: Final = 10_000
 """Requests that were not at risk and have not been ranked yet, remembered at most."""
+_SIGNALLED: Final = msgspec.msgpack.Decoder(PreInferReply)
+_RANKED: Final = msgspec.msgpack.Decoder(RankReply)
 _NOT_UNDERSTOOD: Final = (ValueError, TypeError, InvalidInput)
 """What decoding an answer may raise; msgspec's errors are ValueErrors."""
 
@@ -122,13 +124,13 @@ class RelayRanking:
     async def signal(self, user: str, history: History, context: Any, *, due: float) -> Signal:
         """Place the request and ask for its prefix. The slot stays charged with it until the rank is due."""
         route = self.router.place(user, len(history))
-        left = max(due - self._clock.now(), 0.0)
-        asyncio.get_running_loop().call_later(left, route.release)
+        left, loop = max(due - self._clock.now(), 0.0), asyncio.get_running_loop()
+        loop.call_soon(loop.call_later, left, route.release)  # a timer that the message need not wait for
         body = PreInferBody(**_history_fields(user, history, context))
         response = await self._send(route, "/v1/pre-infer", user, body, history, due)
         content = _well(response, 202)
         try:
-            reply = msgspec.msgpack.decode(content, type=PreInferReply)
+            reply = _SIGNALLED.decode(content)
             signal = Signal(Decision(reply.decision), reply.slot)
         except _NOT_UNDERSTOOD as error:
             raise self._strange(route, error) from error
@@ -179,11 +181,17 @@ class RelayRanking:
                     if late and forecast is not None and slot is None:  # on its own, and it took longer than this
                         self.trigger.learn(forecast, Path.FULL, (self._clock.now() - began) * 1e3)
                     raise
-            self.trigger.hear_wait(told.slot, told.wait_ms, self._clock.now())
-            if forecast is not None:
-                self.trigger.learn(forecast, reply.path, (self._clock.now() - began) * 1e3)
+            # What is learned from it is for later requests: in the loop's next turn, when this one is answered.
+            now = self._clock.now()
+            asyncio.get_running_loop().call_soon(self._learn, told, reply.path, forecast, began, now)
             return reply
         raise AssertionError("unreachable")
+
+    def _learn(self, told: RankReply, path: Path, forecast: Forecast | None, began: float, now: float) -> None:
+        """A rank was answered `now`."""
+        self.trigger.hear_wait(told.slot, told.wait_ms, now)
+        if forecast is not None:
+            self.trigger.learn(forecast, path, (now - began) * 1e3)
 
     # ---- messages
 
@@ -266,7 +274,7 @@ class RelayRanking:
 
 def _ranked(content: bytes) -> tuple[StageReply, RankReply]:
     """What an instance ranked, and all that it told."""
-    told = msgspec.msgpack.decode(content, type=RankReply)
+    told = _RANKED.decode(content)
     timings = Timings(**told.timings_ms)
     return StageReply(told.to_array(), Path(told.path), told.used, told.epoch, told.slot, timings), told
 
