@@ -116,8 +116,7 @@ class RecommendRequest:
             object.__setattr__(self, "context", integers("context", self.context, np.int64))
 
 
-@dataclass(frozen=True)
-class Recommended:
+class Recommended(NamedTuple):
     """One item, with its score by the model's first task."""
 
     item: int
@@ -287,14 +286,14 @@ class Pipeline:
 
     async def _history(self, user: str, arrived: float, end: "_Limit") -> tuple[History, bool]:
         """The window of the user's history, and whether it is the one read last, because the store does not answer."""
-        recent, limit, number = self._recent.get(user), end, self._recent.begin()
-        if recent is not None:
-            limit = min(end, _Limit(arrived + self._store_ms / 1e3, self._store_limit))
+        recent, number = self._recent.get(user), self._recent.begin()
         try:
             if recent is not None and self._read_here:
                 history = self._read(user, recent)
             else:
-                read = partial(self._read, user, recent)
+                limit, read = end, partial(self._read, user, recent)
+                if recent is not None:
+                    limit = min(end, _Limit(arrived + self._store_ms / 1e3, self._store_limit))
                 history = await self._by(limit, "reading the history", lambda: self._offload(read))
         except (DeadlineExceeded, Unavailable, StoreError) as error:
             if recent is None or isinstance(error, StoreCorrupt):
@@ -311,7 +310,7 @@ class Pipeline:
             history = self._store.read(user, window.cap, start=start, known=recent)
             wanted = window.start(history.start + len(history))
             if history.start == start <= wanted:
-                return window.apply(history)
+                return history if start == wanted else history[wanted - start :]
             start = wanted  # it has grown past the window, or was replaced by a shorter one
 
     def _send_signal(self, request: RecommendRequest, history: History, *, due: float) -> "asyncio.Future[Signal]":
@@ -377,9 +376,15 @@ class Pipeline:
         left = limit.at - self._clock.now()
         if left <= 0:
             raise DeadlineExceeded(f"the {limit.name} passed before {stage}")
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(left) as timeout:
-                return await work()
+            async with asyncio.timeout(None) as timeout:
+                # Set in the loop's next turn: the work has sent by then what it sends, and waits.
+                setting = loop.call_soon(timeout.reschedule, loop.time() + left)
+                try:
+                    return await work()
+                finally:
+                    setting.cancel()
         except TimeoutError as error:
             if not timeout.expired():
                 raise
@@ -417,6 +422,6 @@ def _known(sent: "asyncio.Future[Signal]") -> Signal:
 
 def _best(items: npt.NDArray[np.int64], scores: npt.NDArray[np.float32], k: int) -> tuple[Recommended, ...]:
     """The first k by the first task; equal scores keep their order."""
-    order = np.argsort(-scores[:, 0], kind="stable")[:k]
-    pairs = zip(items[order].tolist(), scores[order, 0].tolist(), strict=True)
-    return tuple(Recommended(item, score) for item, score in pairs)
+    first = scores[:, 0]
+    order = (-first).argsort(kind="stable")[:k]
+    return tuple(map(Recommended, items[order].tolist(), first[order].tolist()))
