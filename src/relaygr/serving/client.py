@@ -113,8 +113,13 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._waiting: asyncio.Future[Response] | None = None
-        self._received = bytearray()
-        self._head: tuple[int, dict[str, str], int, int] | None = None
+        self._received = b""
+        """Of a head that has not ended."""
+        self._head: tuple[int, dict[str, str]] | None = None
+        """Status and headers of a reply whose body has not ended."""
+        self._parts: list[bytes] = []
+        self._missing = 0
+        """Of the body: what has come, and how many bytes have not."""
         self._keep_alive = True
 
     @property
@@ -133,37 +138,38 @@ class _Connection(asyncio.Protocol):
         return waiting
 
     def data_received(self, data: bytes) -> None:
-        self._received += data
         try:
-            self._parse()
+            self._parse(data)
         except (ValueError, IndexError) as error:
             self._fail(Unavailable(f"not an HTTP reply: {error}"))
 
-    def _parse(self) -> None:
+    def _parse(self, data: bytes) -> None:
         if self._head is None:
-            end = self._received.find(_END)
-            if end < 0:
-                if len(self._received) > 2**16:
+            head, end, data = (self._received + data).partition(_END)
+            if not end:
+                if len(head) > 2**16:
                     raise ValueError("its head does not end")
+                self._received = head
                 return
-            first, *lines = self._received[:end].decode("latin-1").split("\r\n")
+            self._received = b""
+            first, *lines = head.decode("latin-1").split("\r\n")
             headers = {}
             for line in lines:
                 name, _, value = line.partition(":")
                 headers[name.strip().lower()] = value.strip()
-            length = int(headers["content-length"]) if "content-length" in headers else -1
-            if not 0 <= length <= MAX_REPLY:
+            self._missing = int(headers["content-length"]) if "content-length" in headers else -1
+            if not 0 <= self._missing <= MAX_REPLY:
                 raise ValueError("it has no content-length, or too large a one")
-            self._head = int(first.split(" ", 2)[1]), headers, end + len(_END), length
-        status, headers, start, length = self._head
-        if len(self._received) < start + length:
+            self._head = int(first.split(" ", 2)[1]), headers
+        self._parts.append(data)
+        self._missing -= len(data)
+        if self._missing > 0:
             return
-        if len(self._received) > start + length:
+        if self._missing < 0:
             raise ValueError("more than was asked for")
-        response = Response(status, headers, bytes(self._received[start:]))
-        self._keep_alive = headers.get("connection", "").lower() != "close"
-        self._received.clear()
-        self._head = None
+        response = Response(*self._head, b"".join(self._parts))
+        self._keep_alive = response.headers.get("connection", "").lower() != "close"
+        self._head, self._parts = None, []
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(response)
         else:  # nobody asked
@@ -171,7 +177,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._keep_alive = False
-        self._fail(Unavailable("the connection broke off within a reply") if self._received else _Stale())
+        begun = self._received or self._head is not None
+        self._fail(Unavailable("the connection broke off within a reply") if begun else _Stale())
 
     def _fail(self, error: Exception) -> None:
         if self._waiting is not None and not self._waiting.done():
