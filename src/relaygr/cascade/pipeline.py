@@ -133,8 +133,7 @@ class StagesMs(TypedDict):
     total: float
 
 
-@dataclass(frozen=True)
-class Recommendation:
+class Recommendation(NamedTuple):
     """The answer: the best items first, those of equal score as retrieval ordered them."""
 
     items: tuple[Recommended, ...]
