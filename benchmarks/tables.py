@@ -251,8 +251,8 @@ def headline() -> str:
             continue
         result = _result(name)
         lines = [
-            "| model | what | behaviours | budgets, ms | reuse | `full` alone | `full` | `cache` | relay | against `full` "
-            "| against `cache` |",
+            "| model | what | behaviours | budgets, ms | reuse | `full` alone | `full` | `cache` | relay "
+            "| against `full` | against `cache` |",
             "|---|---|---|---|---|---|---|---|---|---|---|",
         ]
         for detail in result["details"].values():
