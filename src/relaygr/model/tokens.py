@@ -36,6 +36,9 @@ __all__ = [
 
 Rows = npt.NDArray[np.int64]
 
+_MANTISSA: Final = 52
+_BIAS: Final = 1023
+"""Of a float64: bits of its mantissa, and what its exponent is counted from."""
 _GAP_BITS: Final = 2
 _GAP_LIMIT: Final = 2**31 - 1
 _POSITION_BITS: Final = 7
@@ -45,10 +48,15 @@ _REMEMBERED: Final = 2**18
 
 
 def log_bucket(values: Rows, bits: int) -> Rows:
-    """Integer buckets that widen with the value: exact below 2^(bits+1), then 2^bits buckets to each octave."""
-    exponent = np.frexp(np.maximum(values, 1).astype(np.float64))[1].astype(np.int64) - 1
-    shift = np.maximum(exponent - bits, 0)
-    return (shift << bits) + (values >> shift)
+    """Integer buckets that widen with the value: exact below 2^(bits+1), then 2^bits buckets to each octave.
+
+    For values up to 2^53. From 2^bits on, a bucket is what a float64 begins with, exponent and first bits, counted from
+    another number; below, that would be less than the value.
+    """
+    buckets: Rows = values.astype(np.float64).view(np.int64)
+    buckets >>= _MANTISSA - bits
+    buckets -= (_BIAS - 1 + bits) << bits
+    return np.maximum(buckets, np.minimum(values, 1 << bits), out=buckets)
 
 
 def _last_bucket(limit: int, bits: int) -> int:
