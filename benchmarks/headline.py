@@ -28,7 +28,7 @@ from rich.console import Console
 
 from common import commit, machine
 from relaygr.config import EngineConfig
-from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
+from relaygr.engine.simulated import H200, SimulatedCosts, SimulatedExecutor, SimulatedModel
 from relaygr.engine.step import Executor, Model
 from relaygr.lab.bench import Bench
 from relaygr.lab.limits import Found, Limits, OutOfTime, guess_length, guess_rate
@@ -170,10 +170,9 @@ class Plan:
 
 
 def simulated(group: Group) -> SimulatedExecutor:
-    """What an H200 took, about, for a rehearsal in real time."""
-    costs = SimulatedCosts(2e-4, 7.3e-8, 2.1e-11, 1.3e-7, 2.5e-11, 2e-5, 42e-6)
+    """For a rehearsal in real time."""
     layers, dim = SHAPES[group.shape]["layers"], SHAPES[group.shape]["dim"]
-    return SimulatedExecutor(costs, page_bytes=layers * dim * 512, depth=2, remember=False, contents=False)
+    return SimulatedExecutor(H200, page_bytes=layers * dim * 512, depth=2, remember=False, contents=False)
 
 
 def tuning_of(row: Row, mode: Mode, device: Device, alone_s: float = 0.0) -> Tuning:

@@ -1,7 +1,7 @@
 """What the engine answers. Enums are their own labels in logs and metrics."""
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,8 @@ class Decision(StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-class Timings(NamedTuple):
+@dataclass(frozen=True)
+class Timings:
     """Where a rank's time went, in milliseconds."""
 
     total: float
@@ -71,7 +72,8 @@ class Timings(NamedTuple):
     """In the step that scored."""
 
 
-class Ranked(NamedTuple):
+@dataclass(frozen=True)
+class Ranked:
     """A rank's answer."""
 
     scores: npt.NDArray[np.float32]

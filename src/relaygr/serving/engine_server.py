@@ -23,7 +23,7 @@ import uvloop
 
 from relaygr.config import EngineConfig
 from relaygr.engine import Engine, Ranked
-from relaygr.engine.simulated import SimulatedExecutor, SimulatedModel
+from relaygr.engine.simulated import H200, SimulatedExecutor, SimulatedModel
 from relaygr.errors import RelayError, Unavailable
 from relaygr.model import Candidates, checkpoint
 from relaygr.serving import link
@@ -188,7 +188,7 @@ async def _alone(settings: EngineSettings) -> AsyncIterator[None]:
 def _engine(settings: EngineSettings) -> Engine:
     config = EngineConfig(**settings.config)
     if config.device == SIMULATED:
-        return Engine(SimulatedModel(), config, executor=SimulatedExecutor(remember=False))
+        return Engine(SimulatedModel(), config, executor=SimulatedExecutor(H200, remember=False))
     assert settings.model is not None
     return Engine(checkpoint.load(settings.model), config, progress=Preparing())
 
