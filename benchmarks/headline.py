@@ -223,7 +223,8 @@ class Headline:
         self.path = self.out / f"headline-{self.name}.json"
         self.table: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
         self.table.setdefault("shapes", {})
-        self.table.setdefault("details", {})
+        for detail in self.table.setdefault("details", {}).values():
+            detail.setdefault("commit", self.table.get("commit"))
 
     async def run(self) -> None:
         for group in on_cpu() if self.device == "cpu" else on_gpu(self.device):
@@ -414,6 +415,7 @@ class Headline:
         workload = row.workload(group.candidates)
         self.table["details"][row.name] = {
             "shape": group.shape,
+            "commit": self.commit,
             "row": line,
             "kind": row.kind,
             "traffic": row.traffic,

@@ -275,7 +275,8 @@ def headline() -> str:
             if detail["found"][mode]
         ]
         lines += ["", f"The simulator had seen these limits at {min(seen):.0%} to {max(seen):.0%} of what was found."]
-        parts.append(f"{what}, commit {str(result['commit'])[:12]}:\n\n" + "\n".join(lines))
+        commits = dict.fromkeys(detail.get("commit", result["commit"])[:12] for detail in result["details"].values())
+        parts.append(f"{what}, commit {', '.join(commits)}:\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
 
 
