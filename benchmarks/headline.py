@@ -226,13 +226,22 @@ class Headline:
         for detail in self.table.setdefault("details", {}).values():
             detail.setdefault("commit", self.table.get("commit"))
 
+    def chosen(self) -> list[tuple[Group, list[Row]]]:
+        """What was asked for: groups, and their rows."""
+        groups = on_cpu() if self.device == "cpu" else on_gpu(self.device)
+        every = [
+            (group, [row for row in group.rows if not self.only or {row.name, group.name} & set(self.only)])
+            for group in groups
+        ]
+        return [(group, rows) for group, rows in every if rows]
+
     async def run(self) -> None:
-        for group in on_cpu() if self.device == "cpu" else on_gpu(self.device):
-            rows = [row for row in group.rows if not self.only or row.name in self.only or group.name in self.only]
-            if not rows or self.left() < 20:
-                continue
+        chosen = self.chosen()
+        for number, (group, rows) in enumerate(chosen, 1):
+            if self.left() < 20:
+                break
             if self.parts == ["guess"]:
-                await self.guess(group, rows, self.known_plan(group))
+                await self.guess(group, rows, self.known_plan(group), share=1 / (len(chosen) + 1 - number))
                 continue
             model: Model = SimulatedModel()
             executor: Executor | None = None
@@ -242,17 +251,22 @@ class Headline:
                 model = shaped(group.shape)
             console.print(f"[bold]{group.name}[/]: opening, {self.left():.0f} s left")
             async with Bench(model, group.config, executor) as bench:
-                plan, searched = await self.plan(group, rows, bench), list[Row]()
-                for row in rows if "probe" in self.parts else ():
-                    try:
-                        await self.search(group, row, plan, bench)
-                        if row.kind == "rate":
-                            searched.append(row)
-                    except OutOfTime:
-                        console.print(f"{row.name}: no time left")
-                with contextlib.suppress(OutOfTime):
-                    for row in searched:
-                        await self.others(group, row, plan, bench)
+                plan = await self.plan(group, rows, bench)
+                if "probe" in self.parts:
+                    searched = [row for row in rows if await self.searched(group, row, plan, bench)]
+                    if number == len(chosen):  # limits come first, those of other groups, too
+                        with contextlib.suppress(OutOfTime):
+                            for row in searched:
+                                await self.others(group, row, plan, bench)
+
+    async def searched(self, group: Group, row: Row, plan: Plan, bench: Bench) -> bool:
+        """Search, and say whether there was time for it."""
+        try:
+            await self.search(group, row, plan, bench)
+        except OutOfTime:
+            console.print(f"{row.name}: no time left")
+            return False
+        return True
 
     def left(self) -> float:
         return float(self.end - time.monotonic())
@@ -288,22 +302,25 @@ class Headline:
             await asyncio.sleep(0.2)
         return plan
 
-    async def guess(self, group: Group, rows: Sequence[Row], plan: Plan) -> None:
-        """Where the simulator sees the limits that are not known yet; by rule of thumb what takes it too long."""
+    async def guess(self, group: Group, rows: Sequence[Row], plan: Plan, share: float = 0.2) -> None:
+        """Where the simulator sees the limits that are not known yet; by rule of thumb what takes it too long, which is
+        that share of the time left."""
+        if missing := [row.name for row in rows if row.name not in plan.unloaded]:
+            raise SystemExit(f"{plan.path} has nothing of {', '.join(missing)}: measure first")
         asked = {}
         loop = asyncio.get_running_loop()
         highest = self.highest(group)
         with self.workers() as pool:
             for row in rows:
                 for mode in SEARCHED:
-                    if mode not in plan.guesses.get(row.name, {}) | plan.rough.get(row.name, {}):
+                    rough = {} if self.parts == ["guess"] else plan.rough.get(row.name, {})
+                    if mode not in plan.guesses.get(row.name, {}) | rough:
                         n = plan.n.get(row.name, 1024)
                         asked[row.name, mode] = loop.run_in_executor(
                             pool, guess, row, group, plan.measured(row, group.candidates, mode), mode, n, highest
                         )
             if asked:
-                part = 1.0 if self.parts == ["guess"] else 0.2
-                await asyncio.wait(asked.values(), timeout=max(30.0, part * self.left()))
+                await asyncio.wait(asked.values(), timeout=max(30.0, share * self.left()))
             late = {key for key, answer in asked.items() if not answer.done() and answer.cancel()}
         for (name, mode), answer in asked.items():
             if (name, mode) in late:
@@ -381,7 +398,7 @@ class Headline:
     async def others(self, group: Group, row: Row, plan: Plan, bench: Bench) -> None:
         """The other modes, at the rate that the whole relay holds."""
         rate = self.table["details"][row.name]["found"][Mode.RELAY_HOST_EXTEND]
-        for mode in OTHERS if rate is not None else ():
+        for mode in OTHERS if row.kind == "rate" and rate is not None else ():
             device = plan.measured(row, group.candidates)
             probe = probe_at(row, group, device, mode, rate, plan.n[row.name])
             await self.limits(row, bench).told(probe.seeded(1), row=row.name, other=True)

@@ -274,7 +274,9 @@ def headline() -> str:
             for mode, simulated in detail["simulated"].items()
             if detail["found"][mode]
         ]
-        lines += ["", f"The simulator had seen these limits at {min(seen):.0%} to {max(seen):.0%} of what was found."]
+        if seen:
+            error = f"at {min(seen):.0%} to {max(seen):.0%} of what was found"
+            lines += ["", f"The simulator had seen these limits {error}."]
         commits = dict.fromkeys(detail.get("commit", result["commit"])[:12] for detail in result["details"].values())
         parts.append(f"{what}, commit {', '.join(commits)}:\n\n" + "\n".join(lines))
     return "\n\n".join(parts)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -113,6 +114,29 @@ def test_a_server_that_breaks_off_or_talks_nonsense_is_unavailable(said: bytes) 
             await client.request("GET", "/")
 
     run(break_off, test)
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\n", b"nonsense\r\n\r\n"])
+def test_a_request_that_fails_leaves_nothing_for_the_collector_of_cycles(said: bytes) -> None:
+    async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(said)
+        await writer.drain()
+
+    async def test(client: HttpClient) -> None:
+        before = {id(each) for each in gc.get_objects() if type(each) is module._Connection}
+        with contextlib.suppress(Unavailable):
+            await client.request("POST", "/x", b"body")
+        await asyncio.sleep(0.05)
+        left = [each for each in gc.get_objects() if type(each) is module._Connection and id(each) not in before]
+        assert not left
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(broken, test)
+    finally:
+        gc.enable()
 
 
 def test_nobody_listening_is_unavailable() -> None:

@@ -5,7 +5,7 @@ and expander are those that servers run; only the network is missing.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -108,7 +108,7 @@ async def _leave(engine: Engine, trace: Trace, end: int, histories: Histories) -
             break
         kept.append(index)
     queue = iter(reversed(kept))
-    engine.learn_visits(_visits(trace, end, engine.clock.now()))
+    engine.learn_visits(_visits(trace, end, engine.clock.now(), but=set(kept)))  # those are to come
 
     async def worker() -> None:
         for index in queue:
@@ -119,10 +119,11 @@ async def _leave(engine: Engine, trace: Trace, end: int, histories: Histories) -
     await asyncio.gather(*(worker() for _ in range(_AT_ONCE)))
 
 
-def _visits(trace: Trace, end: int, start: float) -> Iterator[tuple[str, float]]:
-    """The first `end` requests, as visits on a clock."""
+def _visits(trace: Trace, end: int, start: float, *, but: Set[int] = frozenset()) -> Iterator[tuple[str, float]]:
+    """The first `end` requests, `but` some, as visits on a clock."""
     for index in range(end):
-        yield f"u{trace.user[index]}", start + float(trace.at[index])
+        if index not in but:
+            yield f"u{trace.user[index]}", start + float(trace.at[index])
 
 
 @dataclass(frozen=True)

@@ -170,8 +170,9 @@ class _Connection(asyncio.Protocol):
         response = Response(*self._head, b"".join(self._parts))
         self._keep_alive = response.headers.get("connection", "").lower() != "close"
         self._head, self._parts = None, []
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(response)
+        waiting = self._asked()
+        if waiting is not None:
+            waiting.set_result(response)
         else:  # nobody asked
             self.close()
 
@@ -181,9 +182,15 @@ class _Connection(asyncio.Protocol):
         self._fail(Unavailable("the connection broke off within a reply") if begun else _Stale())
 
     def _fail(self, error: Exception) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(error)
+        waiting = self._asked()
+        if waiting is not None:
+            waiting.set_exception(error)
         self.close()
+
+    def _asked(self) -> asyncio.Future[Response] | None:
+        """Who waits for a reply, to be told now; known here no longer: errors point back to where they were raised."""
+        waiting, self._waiting = self._waiting, None
+        return None if waiting is None or waiting.done() else waiting
 
     def close(self) -> None:
         self._keep_alive = False
