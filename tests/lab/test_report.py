@@ -96,3 +96,14 @@ def test_files_that_are_no_results_are_refused(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["lab", "report", str(tmp_path / "out"), str(tmp_path / name)])
         assert done.exit_code == 1
         assert said in done.stderr
+
+
+def test_what_held_once_and_failed_later_is_not_how_far_a_mode_went(tmp_path: Path) -> None:
+    file = ProbeFile(tmp_path / "probes.jsonl")
+    for rate, seed, held in ((5.0, 1, True), (20.0, 1, True), (20.0, 2, False), (40.0, 1, False)):
+        load = Workload(rate, 3.0, "reuse", lengths="2000", candidates=64, past_s=1.0, seed=seed)
+        probe = Probe(Mode.FULL, load, BUDGETS, Tuning.of(BUDGETS, Mode.FULL))
+        file.add(probe, DEVICE.simulate(probe) | {"within budgets": held}, moments=[])
+    page = write_report(load_results([tmp_path / "probes.jsonl"]), tmp_path).read_text(encoding="utf-8")
+    assert "5/s of 2000" in page
+    assert "20/s of 2000" not in page

@@ -127,12 +127,17 @@ def _charts(name: str, probes: Sequence[dict[str, Any]]) -> list[Chart]:
 
 
 def _best(probes: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each mode the probe that went furthest: among those that held, or among all."""
+    """Of each mode the probe that went furthest: where it held whenever that was tried, or else of all."""
+
+    def where(row: dict[str, Any]) -> tuple[str, float, float]:
+        load = row["probe"]["workload"]
+        return row["probe"]["mode"], float(load["lengths"]) if load["lengths"].isdigit() else 0.0, load["rate"]
+
+    failed = {where(row) for row in probes if not row["told"]["within budgets"]}
 
     def reach(row: dict[str, Any]) -> tuple[bool, float, float]:
-        load = row["probe"]["workload"]
-        length = float(load["lengths"]) if load["lengths"].isdigit() else 0.0
-        return row["told"]["within budgets"], length, load["rate"]
+        _, length, rate = where(row)
+        return where(row) not in failed, length, rate
 
     best: dict[str, dict[str, Any]] = {}
     for row in probes:
@@ -144,12 +149,13 @@ def _best(probes: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def _conditions(probes: Sequence[dict[str, Any]]) -> str:
     load, budgets = probes[0]["probe"]["workload"], probes[0]["probe"]["budgets"]
+    reuse = f" (reuse {load['reuse']:g})" if load["profile"] == "reuse" else ""
     told = (
         f"Budgets {budgets['ranking_ms']:g} ms for ranking and {budgets['pipeline_ms']:g} ms in all; retrieval and "
         f"pre-processing take {load['retrieval_ms']:g} and {load['pre_processing_ms']:g} ms in the middle, "
         f"{load['stage_spread']:g} times that at P99; {load['candidates']:,} candidates; users come back as "
-        f"{load['profile']} says (reuse {load['reuse']:g}); arrivals: {load['arrivals']}. A point is one probe, filled "
-        "where the budgets held."
+        f"{load['profile']} says{reuse}; arrivals: {load['arrivals']}. A point is one probe, filled where the budgets "
+        "held."
     )
     return f"<p>{html.escape(told)}</p>"
 
@@ -170,7 +176,7 @@ def _modes_table(probes: Sequence[dict[str, Any]]) -> str:
                 f"{_number(told['ranking P50'], '.1f')} / {_number(told['ranking P99'], '.1f')}",
                 f"{told['reuse']:.2f}", f"{told['device busy']:.0%}", f"{1000 / load['rate']:.1f}",
                 f"{_number(told['trigger precision'], '.0%')} / {_number(told['trigger recall'], '.0%')}",
-                f"{row['probe']['tuning']['step_ms']:g}",
+                f"{row['probe']['tuning']['step_ms']:.3g}",
             )
         )  # fmt: skip
     return _table(heads, lines)
