@@ -1,11 +1,11 @@
-"""Line charts as SVG, in the colours of the documents' pictures, for light and dark pages."""
+"""Charts of lines and of bars as SVG, in the colours of the documents' pictures, for light and dark pages."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-__all__ = ["Line", "Panel", "chart"]
+__all__ = ["Bar", "Bars", "Line", "Panel", "bars", "chart"]
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 440, 330, 64, 56, 56
 STYLE = """
@@ -36,21 +36,64 @@ class Panel:
     from_zero: bool = False
 
 
+@dataclass(frozen=True)
+class Bar:
+    name: str
+    colour: str
+    """a, b, c or d."""
+    size: float | None
+    """None: there is none, and the text says why."""
+    text: str
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars that are compared with each other."""
+
+    title: str
+    under: str
+    bars: Sequence[Bar]
+
+
 def chart(title: str, about: str, across: str, panels: Sequence[Panel]) -> str:
     """Panels side by side over one kind of x, which is drawn on a scale of doublings."""
-    wide = WIDTH * len(panels)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {HEIGHT}" role="img" '
-        'aria-labelledby="title desc"',
+    parts = _paper(title, about, WIDTH * len(panels), HEIGHT)
+    for index, panel in enumerate(panels):
+        parts += [f'  <g transform="translate({index * WIDTH} 0)">', *_panel(panel, across), "  </g>"]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def bars(title: str, about: str, groups: Sequence[Bars]) -> str:
+    """Groups of bars below each other, all on one scale."""
+    wide, begin, line, room = 2 * WIDTH, 350, 18, 190
+    longest = max(bar.size for group in groups for bar in group.bars if bar.size is not None)
+    heights = [len(group.bars) * line + 22 for group in groups]
+    parts = _paper(title, about, wide, TOP + sum(heights))
+    parts.append(f'  <text class="word" x="20" y="28" font-weight="600">{escape(title)}</text>')
+    top = TOP
+    for group, height in zip(groups, heights, strict=True):
+        parts.append(f'  <text class="word" x="20" y="{top + 13}">{escape(group.title)}</text>')
+        parts.append(f'  <text class="dim" x="20" y="{top + 31}">{escape(group.under)}</text>')
+        for number, bar in enumerate(group.bars):
+            y, reach = top + number * line, (bar.size or 0.0) / longest * (wide - begin - room)
+            parts.append(
+                f'  <text class="dim" x="{begin - 8}" y="{y + 13}" text-anchor="end">{escape(bar.name)}</text>'
+            )
+            parts.append(f'  <rect class="{bar.colour}" x="{begin}" y="{y + 3}" width="{reach:.1f}" height="11"/>')
+            parts.append(f'  <text class="word" x="{begin + reach + 8:.1f}" y="{y + 13}">{escape(bar.text)}</text>')
+        top += height
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _paper(title: str, about: str, wide: int, high: int) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" role="img" aria-labelledby="title desc"',
         "     font-family=\"system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif\" font-size=\"13\">",
         f'  <title id="title">{escape(title)}</title>',
         f'  <desc id="desc">{escape(about)}</desc>',
         f"  <style>{STYLE}\n  </style>",
-        f'  <rect class="paper" x="0.5" y="0.5" width="{wide - 1}" height="{HEIGHT - 1}" rx="8"/>',
+        f'  <rect class="paper" x="0.5" y="0.5" width="{wide - 1}" height="{high - 1}" rx="8"/>',
     ]
-    for index, panel in enumerate(panels):
-        parts += [f'  <g transform="translate({index * WIDTH} 0)">', *_panel(panel, across), "  </g>"]
-    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def _panel(panel: Panel, across: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tables of the documents, made from results: `python benchmarks/tables.py` rewrites them in place.
+"""Tables and pictures of the documents, made from results: `python benchmarks/tables.py` writes them in place.
 
 A table stands between <!-- NAME --> and <!-- /NAME -->; the tests check that none was edited by hand.
 """
@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TABLES", "written"]
+from chart import Bar, Bars, bars
+
+__all__ = ["PICTURES", "TABLES", "written"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -282,6 +284,26 @@ def headline() -> str:
     return "\n\n".join(parts)
 
 
+def headline_picture() -> str:
+    """What each mode holds on the GPU, as many times what `full` holds."""
+    groups = []
+    for detail in _result("headline-h200")["details"].values():
+        row, found, by_length = detail["row"], detail["found"], detail["kind"] == "length"
+        unit = " behaviours" if by_length else " a second"
+        held = []
+        for mode, name, colour in (("full", "full", "c"), ("cache", "cache", "b"), ("relay+host+extend", "relay", "a")):
+            value = found[mode]
+            times = value / found["full"] if value and found["full"] else None
+            shown = "none" if value is None else format(value, ",.0f" if by_length else ".3g") + unit
+            held.append(Bar(name, colour, times, shown + (f", {times:.2f}×" if times and name == "relay" else "")))
+        what = "longest history" if by_length else f"highest rate, {row['n']:,} behaviours"
+        ranking, pipeline = row["budgets_ms"]
+        returning = "nobody returns" if not row["reuse"] else f"reuse {row['reuse']:.2f}"
+        groups.append(Bars(f"{detail['shape']}: {what}", f"{ranking:g} / {pipeline:g} ms, {returning}", held))
+    about = "Bars: as many times what full inference holds at the same P99, on one NVIDIA H200."
+    return bars("What holds at the same P99, on one NVIDIA H200", about, groups)
+
+
 def _maybe(value: float | None, form: str, unit: str = "") -> str:
     return "none" if value is None else format(value, form) + unit
 
@@ -344,6 +366,11 @@ def _result(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
+PICTURES: dict[str, Callable[[], str]] = {"docs/headline.svg": headline_picture}
+
+
 if __name__ == "__main__":
     for each in TABLES:
         (ROOT / each).write_text(written(each))
+    for each, picture in PICTURES.items():
+        (ROOT / each).write_text(picture())
