@@ -4,9 +4,11 @@
     python benchmarks/headline.py --device cuda --commit HASH --out headline --minutes 10 --only dlrmv3
 
 Costs are measured first, then the simulator, fed with them, says where to begin, then modes are probed in turns.
-Simulating needs no GPU: `--part measure` and `--part probe` are for the machine that has it, `--part guess` for another
-in between. Every probe is a line of OUT/headline-probes.jsonl as soon as it is done; called again with the same OUT, or
-with `--resume` another's, what is there is not measured again. OUT/headline-<machine>.json has the table.
+Simulating needs no GPU: `--part measure` on the machine that has it, `--part guess` on another, then on the first again
+without. Other modes than the three that are searched are probed in the last group that is asked for.
+
+Every probe is a line of OUT/headline-probes.jsonl as soon as it is done; called again with the same OUT, or with
+`--resume` another's, what is there is not measured again. OUT/headline-<machine>.json has the table.
 """
 
 import argparse
@@ -43,12 +45,11 @@ SEARCHED = (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)
 OTHERS = (Mode.TRUNCATE, Mode.RELAY, Mode.RELAY_HOST, Mode.ALWAYS_TRIGGER, Mode.NEVER_TRIGGER)
 TRIES = 9
 """Of a mode: enough to see it fail above what is told."""
-CHECK_S = 10.0
-"""What comparing scores may take: histories of 100,000 behaviours take seconds each."""
+CHECKED = 12
+"""Answers of a row that are compared with full inference, at most."""
 STAGES = 0.6, 0.2
 """Retrieval and pre-processing take these shares of what the pipeline leaves to them, in the middle."""
 STAGE_SPREAD = 1.25
-PARTS = ("measure", "guess", "probe")
 Kind = Literal["rate", "length"]
 Traffic = Literal["cold", "refresh", "warm"]
 console = Console(stderr=True)
@@ -218,13 +219,12 @@ class Headline:
         self.device: str = args.device
         self.commit = args.commit or commit()
         self.only: list[str] = args.only or []
-        self.parts: Sequence[str] = args.part or PARTS
+        self.part: str | None = args.part
         self.probes = ProbeFile(self.out / "headline-probes.jsonl")
         self.path = self.out / f"headline-{self.name}.json"
         self.table: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
         self.table.setdefault("shapes", {})
-        for detail in self.table.setdefault("details", {}).values():
-            detail.setdefault("commit", self.table.get("commit"))
+        self.table.setdefault("details", {})
 
     def chosen(self) -> list[tuple[Group, list[Row]]]:
         """What was asked for: groups, and their rows."""
@@ -240,7 +240,7 @@ class Headline:
         for number, (group, rows) in enumerate(chosen, 1):
             if self.left() < 20:
                 break
-            if self.parts == ["guess"]:
+            if self.part == "guess":
                 await self.guess(group, rows, self.known_plan(group), share=1 / (len(chosen) + 1 - number))
                 continue
             model: Model = SimulatedModel()
@@ -252,14 +252,14 @@ class Headline:
             console.print(f"[bold]{group.name}[/]: opening, {self.left():.0f} s left")
             async with Bench(model, group.config, executor) as bench:
                 plan = await self.plan(group, rows, bench)
-                if "probe" in self.parts:
-                    searched = [row for row in rows if await self.searched(group, row, plan, bench)]
+                if self.part != "measure":
+                    searched = [row for row in rows if await self.search_in_time(group, row, plan, bench)]
                     if number == len(chosen):  # limits come first, those of other groups, too
                         with contextlib.suppress(OutOfTime):
                             for row in searched:
                                 await self.others(group, row, plan, bench)
 
-    async def searched(self, group: Group, row: Row, plan: Plan, bench: Bench) -> bool:
+    async def search_in_time(self, group: Group, row: Row, plan: Plan, bench: Bench) -> bool:
         """Search, and say whether there was time for it."""
         try:
             await self.search(group, row, plan, bench)
@@ -294,7 +294,7 @@ class Headline:
             alone = [await self.alone(group, n, step_ms, bench) for step_ms in (row.budgets.ranking_ms, stepped)]
             plan.unloaded[row.name] = n, alone[0], alone[1]
             plan.save()
-        if self.parts == ["measure"]:
+        if self.part == "measure":
             return plan
         await self.guess(group, rows, plan)
         wanted = group.config.host_bytes // plan.device.page_bytes
@@ -313,7 +313,7 @@ class Headline:
         with self.workers() as pool:
             for row in rows:
                 for mode in SEARCHED:
-                    rough = {} if self.parts == ["guess"] else plan.rough.get(row.name, {})
+                    rough = {} if self.part == "guess" else plan.rough.get(row.name, {})
                     if mode not in plan.guesses.get(row.name, {}) | rough:
                         n = plan.n.get(row.name, 1024)
                         asked[row.name, mode] = loop.run_in_executor(
@@ -428,7 +428,7 @@ class Headline:
             "p99_ms": told.get("ranking P99"),
             "paths": told.get("paths", {}),
         }
-        checked = bench.check(CHECK_S) if bench.samples else None
+        checked = bench.check(2 if row.kind == "length" else CHECKED) if bench.samples else None
         workload = row.workload(group.candidates)
         self.table["details"][row.name] = {
             "shape": group.shape,
@@ -465,7 +465,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0, help="no probe begins that would end later")
     parser.add_argument("--resume", type=Path, help="folder of an earlier call: its probes are not run again")
     parser.add_argument("--only", nargs="*", help="rows or groups by name")
-    parser.add_argument("--part", nargs="*", choices=PARTS, help="not all of it: measure, guess, or probe")
+    parser.add_argument("--part", choices=("measure", "guess"), help="that alone; not given: all that is missing")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.resume and args.resume != args.out:

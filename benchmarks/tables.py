@@ -15,6 +15,8 @@ __all__ = ["PICTURES", "TABLES", "written"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+MODES = (("full", "full", "c"), ("cache", "cache", "b"), ("relay+host+extend", "relay", "a"))
+"""As results name them, as documents do, and in which colour."""
 CALLS = ("pre-infer", "rank resident", "rank extended", "rank reloaded", "rank full")
 
 
@@ -262,7 +264,7 @@ def headline() -> str:
             by_length = detail["kind"] == "length"
             ratio = row["length_ratio"] if by_length else row["throughput_ratio"]
             what_held = "longest history" if by_length else f"requests a second, {detail['traffic']}"
-            held = [_maybe(found, ",.0f" if by_length else ".3g") for found in detail["found"].values()]
+            held = [_held(detail, mode) for mode, _, _ in MODES]
             cells = [
                 f"`{detail['shape']}`", what_held, f"{row['n']:,}" if row["n"] else "–",
                 "{:g} / {:g}".format(*row["budgets_ms"]), _maybe(row["reuse"], ".2f"),
@@ -279,9 +281,14 @@ def headline() -> str:
         if seen:
             error = f"at {min(seen):.0%} to {max(seen):.0%} of what was found"
             lines += ["", f"The simulator had seen these limits {error}."]
-        commits = dict.fromkeys(detail.get("commit", result["commit"])[:12] for detail in result["details"].values())
+        commits = dict.fromkeys(detail["commit"][:12] for detail in result["details"].values())
         parts.append(f"{what}, commit {', '.join(commits)}:\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
+
+
+def _held(detail: dict[str, Any], mode: str) -> str:
+    """What the mode holds in this row: behaviours, or requests a second."""
+    return _maybe(detail["found"][mode], ",.0f" if detail["kind"] == "length" else ".3g")
 
 
 def headline_picture() -> str:
@@ -291,10 +298,9 @@ def headline_picture() -> str:
         row, found, by_length = detail["row"], detail["found"], detail["kind"] == "length"
         unit = " behaviours" if by_length else " a second"
         held = []
-        for mode, name, colour in (("full", "full", "c"), ("cache", "cache", "b"), ("relay+host+extend", "relay", "a")):
-            value = found[mode]
-            times = value / found["full"] if value and found["full"] else None
-            shown = "none" if value is None else format(value, ",.0f" if by_length else ".3g") + unit
+        for mode, name, colour in MODES:
+            times = found[mode] / found["full"] if found[mode] and found["full"] else None
+            shown = _held(detail, mode) + (unit if found[mode] else "")
             held.append(Bar(name, colour, times, shown + (f", {times:.2f}×" if times and name == "relay" else "")))
         what = "longest history" if by_length else f"highest rate, {row['n']:,} behaviours"
         ranking, pipeline = row["budgets_ms"]

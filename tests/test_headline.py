@@ -106,7 +106,7 @@ def test_what_was_measured_on_a_gpu_is_simulated_elsewhere(
     headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # where processes that simulate look
-    chosen = {"part": ["guess"], "only": ["half-10"]}
+    chosen = {"part": "guess", "only": ["half-10"], "minutes": 60.0}
     searched = headline.Headline(argparse.Namespace(**vars(arguments(tmp_path)) | chosen))
     with pytest.raises(SystemExit, match="measure first"):
         asyncio.run(searched.run())

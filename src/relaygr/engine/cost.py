@@ -176,7 +176,7 @@ class CostModel:
         for new, cached in appends:
             tokens += new
             pairs += new * cached + new * (new + 1) / 2
-        for rows, cached in scores:
+        for rows, length in scores:
             candidates += rows
-            candidate_pairs += rows * cached
+            candidate_pairs += rows * length
         return 1.0, tokens, pairs, candidates, candidate_pairs

@@ -172,7 +172,10 @@ class Ranks:
             rank.launched = now
 
     def scored(self, ranks: Sequence[Rank], scores: Sequence[npt.NDArray[np.float32]], seconds: float) -> None:
-        """Answer with what the device computed, in a step that took so long. `let_go_answered` must follow."""
+        """Answer with what the device computed, in a step that took so long.
+
+        The loop's next turn calls `let_go_answered`, and so does whoever looks at pages before.
+        """
         now, score_ms, paths = self._clock.now(), seconds * 1e3, self.paths
         for rank, values in zip(ranks, scores, strict=True):
             future, path = rank.future, rank.path
@@ -191,10 +194,7 @@ class Ranks:
             ranks, self._answered = self._answered, []
             Lease.release_all([rank.lease for rank in ranks if rank.lease is not None])
             for rank in ranks:
-                if rank.build is None:
-                    rank.prefix = rank.lease = None
-                else:
-                    self._let_go(rank)
+                self._let_go(rank)
 
     def _begin(self, rank: Rank, option: Option) -> None:
         """Build the prefix in the way the option says, or wait for pages, behind whoever waits and is more urgent."""

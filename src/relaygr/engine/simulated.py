@@ -62,8 +62,10 @@ class SimulatedCosts:
         return sum(price * amount for price, amount in zip(prices, features, strict=True))
 
 
-H200: Final = SimulatedCosts(1.83e-4, 8.6e-8, 1.72e-11, 0.0, 2.88e-11, 1.1e-4, 3.83e-5)
-"""Of 8 layers of 512, in bf16 on one NVIDIA H200, as the engine has measured it (benchmarks/headline.py)."""
+H200: Final = SimulatedCosts(
+    step=1.83e-4, token=8.6e-8, pair=1.72e-11, candidate=0.0, candidate_pair=2.88e-11, copy=1.1e-4, page=3.83e-5
+)
+"""Of 8 layers of 512, in bf16 on one NVIDIA H200, by the engine's profile (benchmarks/results/headline-h200.json)."""
 
 
 class SimulatedModel(ModelInputs):

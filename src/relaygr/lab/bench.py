@@ -1,7 +1,6 @@
 """A model on a device, kept open, on which probes run in any mode."""
 
 import gc
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -99,15 +98,15 @@ class Bench:
             finally:
                 gc.unfreeze()
 
-    def check(self, seconds: float = math.inf) -> dict[str, Any]:
-        """The scores that were kept, against full inference, as many as fit into the time; they are kept no longer."""
-        samples, self.samples = self.samples, []
+    def check(self, at_most: int | None = None) -> dict[str, Any]:
+        """The scores that were kept, or so many of them, the last ones, against full inference; none is kept longer."""
+        samples, self.samples = self.samples if at_most is None else self.samples[-at_most:], []
         if not isinstance(self._model, RankingModel):
             return {"samples": 0}
-        checked = check(self._model, samples, self.config.device, self.config.dtype, seconds=seconds)
+        checked = check(self._model, samples, self.config.device, self.config.dtype)
         return {
             "samples": checked.samples,
-            "paths": sorted({sample.path for sample in samples[: checked.samples]}),
+            "paths": sorted({sample.path for sample in samples}),
             "difference": checked.difference,
             "allowed": checked.allowed,
             "holds": checked.holds,

@@ -136,8 +136,8 @@ def _best(probes: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     failed = {where(row) for row in probes if not row["told"]["within budgets"]}
 
     def reach(row: dict[str, Any]) -> tuple[bool, float, float]:
-        _, length, rate = where(row)
-        return where(row) not in failed, length, rate
+        mode, length, rate = where(row)
+        return (mode, length, rate) not in failed, length, rate
 
     best: dict[str, dict[str, Any]] = {}
     for row in probes:

@@ -33,6 +33,7 @@ _WARM_S: Final = 1.0
 _AT_ONCE: Final = 4
 _MOMENT_S: Final = 0.25
 _ANYTHING: Final = Candidates([0])
+"""To rank only for what that leaves."""
 
 
 @dataclass(frozen=True)

@@ -163,14 +163,14 @@ def write_candidate_tokens(
 ) -> None:
     """Tokens of the candidates of many users, items[u] at positions[u], into `out` [m, 4]; no item is above `highest`.
 
-    Made of few calls, each over all users: it is in the way of every step.
+    Where no id is hashed it is few calls, each over all users: it is in the way of every step.
     """
-    hashed = items if highest < config.items else [table_row(each, config.items) for each in items]
-    np.concatenate(hashed, out=out[:, 0], casting="unsafe")
+    table = items if highest < config.items else [table_row(each, config.items) for each in items]
+    np.concatenate(table, out=out[:, 0], casting="unsafe")
     out[:, 1] = config.actions
     out[:, 2] = _NO_GAP
     buckets = [_position_bucket(position) for position in positions]
-    out[:, 3] = buckets[0] if len(set(buckets)) == 1 else np.repeat(buckets, [len(each) for each in items])
+    out[:, 3] = np.repeat(buckets, [len(each) for each in items])
 
 
 @functools.lru_cache(1 << 16)

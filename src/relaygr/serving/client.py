@@ -170,7 +170,7 @@ class _Connection(asyncio.Protocol):
         response = Response(*self._head, b"".join(self._parts))
         self._keep_alive = response.headers.get("connection", "").lower() != "close"
         self._head, self._parts = None, []
-        waiting = self._asked()
+        waiting = self._take_waiting()
         if waiting is not None:
             waiting.set_result(response)
         else:  # nobody asked
@@ -182,13 +182,13 @@ class _Connection(asyncio.Protocol):
         self._fail(Unavailable("the connection broke off within a reply") if begun else _Stale())
 
     def _fail(self, error: Exception) -> None:
-        waiting = self._asked()
+        waiting = self._take_waiting()
         if waiting is not None:
             waiting.set_exception(error)
         self.close()
 
-    def _asked(self) -> asyncio.Future[Response] | None:
-        """Who waits for a reply, to be told now; known here no longer: errors point back to where they were raised."""
+    def _take_waiting(self) -> asyncio.Future[Response] | None:
+        """Whoever waits for a reply, or None. Forgotten here, so that its error makes no cycle with this connection."""
         waiting, self._waiting = self._waiting, None
         return None if waiting is None or waiting.done() else waiting
 

@@ -42,8 +42,8 @@ LATE_S: Final = 1e-3
 """How close to its deadline a rank that was given up counts as late."""
 EXPECTED: Final = 10_000
 """Requests that were not at risk and have not been ranked yet, remembered at most."""
-_SIGNALLED: Final = msgspec.msgpack.Decoder(PreInferReply)
-_RANKED: Final = msgspec.msgpack.Decoder(RankReply)
+_PRE_INFER_REPLY: Final = msgspec.msgpack.Decoder(PreInferReply)
+_RANK_REPLY: Final = msgspec.msgpack.Decoder(RankReply)
 _NOT_UNDERSTOOD: Final = (ValueError, TypeError, InvalidInput)
 """What decoding an answer may raise; msgspec's errors are ValueErrors."""
 
@@ -130,7 +130,7 @@ class RelayRanking:
         response = await self._send(route, "/v1/pre-infer", user, body, history, due)
         content = _well(response, 202)
         try:
-            reply = _SIGNALLED.decode(content)
+            reply = _PRE_INFER_REPLY.decode(content)
             signal = Signal(Decision(reply.decision), reply.slot)
         except _NOT_UNDERSTOOD as error:
             raise self._strange(route, error) from error
@@ -274,7 +274,7 @@ class RelayRanking:
 
 def _ranked(content: bytes) -> tuple[StageReply, RankReply]:
     """What an instance ranked, and all that it told."""
-    told = _RANKED.decode(content)
+    told = _RANK_REPLY.decode(content)
     timings = Timings(**told.timings_ms)
     return StageReply(told.to_array(), Path(told.path), told.used, told.epoch, told.slot, timings), told
 

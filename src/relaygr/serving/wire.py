@@ -358,7 +358,7 @@ def raw_integers(field: str, values: Ints, dtype: Any) -> bytes:
     """The bytes of an array from either form."""
     if not isinstance(values, bytes):
         return integers(field, values, dtype).tobytes()
-    return _multiple(field, values, np.dtype(dtype).itemsize) if values else values
+    return _multiple(field, values, np.dtype(dtype).itemsize)
 
 
 def raw_floats(field: str, values: Floats) -> bytes:
