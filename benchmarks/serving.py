@@ -67,7 +67,7 @@ def settings(mode: Mode) -> Settings:
 
 async def compare(data: Path, say: Any) -> dict[str, Any]:
     """Both modes at both loads; the rate is what `full` completes when it always has work."""
-    world = World(users=USERS + 400, typical=LENGTH, spread=0.05, longest=2 * LENGTH)
+    world = World(users=USERS + 800, typical=LENGTH, spread=0.05, longest=2 * LENGTH)
     await asyncio.to_thread(provision, data / "world", world=world)
     capacity, figures = 0.0, dict[str, Any]()
     for mode in MODES:
@@ -79,9 +79,12 @@ async def compare(data: Path, say: Any) -> dict[str, Any]:
             else:
                 say(f"{mode}: every user once")
                 await replay(servers.client, [Visit(0.3 * n, f"user-{n}", ()) for n in range(USERS)], CANDIDATES)
+            sent = 0
             for load in LOADS:
                 rate = load * capacity
-                traffic = Traffic(USERS, int(rate * SECONDS), rate, newcomers=NEWCOMERS, seed=int(100 * load))
+                requests, seed = int(rate * SECONDS), int(100 * load)
+                traffic = Traffic(USERS, requests, rate, newcomers=NEWCOMERS, seed=seed, after=sent)
+                sent += requests
                 say(f"{mode}: {rate:.1f} requests a second, {load:.0%} of what full sustains")
                 before = await reused(servers)
                 answers = await replay(servers.client, traffic.visits(), CANDIDATES)
@@ -124,13 +127,16 @@ async def reused(servers: Servers) -> Counter[str]:
 
 
 def summary(answers: Sequence[Answer], before: Counter[str], after: Counter[str]) -> dict[str, Any]:
+    """Of requests that were all answered."""
+    failed = Counter(answer.status for answer in answers if answer.reply is None)
+    if failed:
+        raise SystemExit(f"of {len(answers)} requests some were refused, by status: {dict(failed)}")
     replies = [answer.reply for answer in answers if answer.reply is not None]
     ranking = [reply.stages_ms["ranking"] for reply in replies]
     at_risk = [reply for reply in replies if reply.decision != "NOT_AT_RISK"]
     ranks, made = after["ranks"] - before["ranks"], after["made"] - before["made"]
     return {
         "requests": len(answers),
-        "failed": len(answers) - len(replies),
         "ranking_ms": {"p50": percentile(ranking, 50), "p99": percentile(ranking, 99)},
         "answered_ms": {
             "p50": percentile([answer.ms for answer in answers], 50),

@@ -96,3 +96,14 @@ def test_a_percentile_is_a_value_that_so_many_do_not_exceed(values: list[float],
 @pytest.mark.parametrize(("percent", "value"), [(0, 1), (50, 2), (75, 3), (99, 4), (100, 4)])
 def test_percentiles_of_four(percent: float, value: float) -> None:
     assert percentile([4, 2, 1, 3], percent) == value
+
+
+def test_traffic_that_follows_other_traffic_is_newer_and_has_newcomers_of_its_own() -> None:
+    times, new = defaultdict[str, list[int]](list), list[str]()
+    for after in (0, 400):
+        traffic = Traffic(users=10, requests=400, rate=50.0, newcomers=0.1, seed=after, after=after)
+        for visit in traffic.visits():
+            times[visit.user] += [behaviour.timestamp for behaviour in visit.behaviours]
+            new += [visit.user] if int(visit.user.removeprefix("user-")) >= 10 else []
+    assert all(each == sorted(each) for each in times.values())
+    assert len(set(new)) == len(new)

@@ -43,15 +43,17 @@ class Traffic:
     new: int = 4
     """Behaviours that arrive between two visits of a user, at most."""
     newcomers: float = 0.0
-    """The share of requests by users who are seen once, numbered from `users` on."""
+    """The share of requests by users who are seen once, numbered from `users` and `after` on."""
     items: int = default.ITEMS
     seed: int = 0
+    after: int = 0
+    """Requests that other traffic has sent to the same servers: behaviours are newer than theirs, newcomers others."""
 
     def visits(self) -> list[Visit]:
         """The same for the same traffic. Nobody returns before half of the others have been there."""
         draw = np.random.default_rng(self.seed)
         at, seen, lately = 0.0, Counter[int](), deque[int](maxlen=self.users // 2)
-        newcomers = itertools.count(self.users)
+        newcomers = itertools.count(self.users + self.after)
         visits = []
         for _ in range(self.requests):
             at += draw.exponential(1 / self.rate)
@@ -61,7 +63,7 @@ class Traffic:
             user = int(draw.choice(np.setdiff1d(np.arange(self.users), np.array(lately, np.int64))))
             count = int(draw.integers(0, self.new + 1)) if seen[user] else 0
             items = draw.zipf(1.3, count) % self.items
-            times = int(time.time()) + 3600 * (1 + seen[user])
+            times = int(time.time()) + 3600 * (1 + self.after + seen[user])
             behaviours = tuple(Behaviour(int(item), 1, times + second) for second, item in enumerate(items))
             visits.append(Visit(at, f"user-{user}", behaviours))
             seen[user] += 1
