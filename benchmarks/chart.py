@@ -68,9 +68,10 @@ def bars(title: str, about: str, groups: Sequence[Bars]) -> str:
     wide, begin, line, room = 2 * WIDTH, 350, 18, 190
     longest = max(bar.size for group in groups for bar in group.bars if bar.size is not None)
     heights = [len(group.bars) * line + 22 for group in groups]
-    parts = _paper(title, about, wide, TOP + sum(heights))
+    parts = _paper(title, about, wide, TOP + 8 + sum(heights))
     parts.append(f'  <text class="word" x="20" y="28" font-weight="600">{escape(title)}</text>')
-    top = TOP
+    parts.append(f'  <text class="dim" x="20" y="46">{escape(about)}</text>')
+    top = TOP + 8
     for group, height in zip(groups, heights, strict=True):
         parts.append(f'  <text class="word" x="20" y="{top + 13}">{escape(group.title)}</text>')
         parts.append(f'  <text class="dim" x="20" y="{top + 31}">{escape(group.under)}</text>')

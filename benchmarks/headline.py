@@ -233,6 +233,11 @@ class Headline:
             (group, [row for row in group.rows if not self.only or {row.name, group.name} & set(self.only)])
             for group in groups
         ]
+        known = {name for group in groups for name in (group.name, *(row.name for row in group.rows))}
+        if unknown := set(self.only) - known:
+            raise SystemExit(
+                f"no row or group is called {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}"
+            )
         return [(group, rows) for group, rows in every if rows]
 
     async def run(self) -> None:
@@ -417,7 +422,8 @@ class Headline:
         ratios = {mode.value: found.ratio(mode) for mode in (Mode.FULL, Mode.CACHE)}
         none: dict[str, float | None] = {"full": None, "cache": None}
         n = plan.n.get(row.name) or (int(relay) if relay else None)
-        alone = plan.measured(row, group.candidates).full_s(n, group.candidates) * 1e3 if n else None
+        device = plan.measured(row, group.candidates)
+        alone = device.full_s(n, group.candidates) * 1e3 if n else None
         line = {
             "budgets_ms": [row.budgets.ranking_ms, row.budgets.pipeline_ms],
             "n": n,
@@ -439,7 +445,10 @@ class Headline:
             "candidates": group.candidates,
             "found": {mode.value: value for mode, value in found.limits.items()},
             "simulated": plan.guesses.get(row.name, {}),
-            "tuning": {mode.value: asdict(tuning_of(row, mode, plan.device)) for mode in SEARCHED},
+            "tuning": {
+                mode.value: asdict(probe_at(row, group, device, mode, limit or 1.0, n or 1).tuning)
+                for mode, limit in found.limits.items()
+            },
             "stages_ms": [workload.retrieval_ms, workload.pre_processing_ms],
             "stage_spread": workload.stage_spread,
             "best": {mode.value: told for mode, told in found.best.items()},
@@ -463,14 +472,19 @@ def main() -> None:
     parser.add_argument("--commit", help="what is measured; not given: asked of git")
     parser.add_argument("--out", type=Path, required=True, help="folder of what is written")
     parser.add_argument("--minutes", type=float, default=30.0, help="no probe begins that would end later")
-    parser.add_argument("--resume", type=Path, help="folder of an earlier call: its probes are not run again")
-    parser.add_argument("--only", nargs="*", help="rows or groups by name")
+    parser.add_argument(
+        "--resume", type=Path, help="folder of an earlier call: copied into OUT where OUT has none of it"
+    )
+    parser.add_argument(
+        "--only", nargs="*", help="rows or groups by name: half-10, refresh-32k, length-10, dlrmv3, d512…"
+    )
     parser.add_argument("--part", choices=("measure", "guess"), help="that alone; not given: all that is missing")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.resume and args.resume != args.out:
         for path in args.resume.glob("headline-*"):
-            shutil.copy(path, args.out)
+            if not (args.out / path.name).exists():
+                shutil.copy(path, args.out)
     if args.device == "cpu":
         import torch
 

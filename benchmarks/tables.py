@@ -255,7 +255,7 @@ def headline() -> str:
             continue
         result = _result(name)
         lines = [
-            "| model | what | behaviours | budgets, ms | reuse | `full` alone | `full` | `cache` | relay "
+            "| model | what | behaviours | budgets, ms | relay's reuse | `full` alone | `full` | `cache` | relay "
             "| against `full` | against `cache` |",
             "|---|---|---|---|---|---|---|---|---|---|---|",
         ]
@@ -263,7 +263,8 @@ def headline() -> str:
             row = detail["row"]
             by_length = detail["kind"] == "length"
             ratio = row["length_ratio"] if by_length else row["throughput_ratio"]
-            what_held = "longest history" if by_length else f"requests a second, {detail['traffic']}"
+            kind = "longest history" if by_length else "requests a second"
+            what_held = f"{kind}, {detail['traffic']}"
             held = [_held(detail, mode) for mode, _, _ in MODES]
             cells = [
                 f"`{detail['shape']}`", what_held, f"{row['n']:,}" if row["n"] else "–",
@@ -302,12 +303,12 @@ def headline_picture() -> str:
             times = found[mode] / found["full"] if found[mode] and found["full"] else None
             shown = _held(detail, mode) + (unit if found[mode] else "")
             held.append(Bar(name, colour, times, shown + (f", {times:.2f}×" if times and name == "relay" else "")))
-        what = "longest history" if by_length else f"highest rate, {row['n']:,} behaviours"
+        what = "longest history, one at a time" if by_length else f"highest rate, {row['n']:,} behaviours"
         ranking, pipeline = row["budgets_ms"]
         returning = "nobody returns" if not row["reuse"] else f"reuse {row['reuse']:.2f}"
         groups.append(Bars(f"{detail['shape']}: {what}", f"{ranking:g} / {pipeline:g} ms, {returning}", held))
-    about = "Bars: as many times what full inference holds at the same P99, on one NVIDIA H200."
-    return bars("What holds at the same P99, on one NVIDIA H200", about, groups)
+    about = "Bars: times what full holds in that row. Budgets: ranking / pipeline."
+    return bars("What holds within the same budgets, on one NVIDIA H200", about, groups)
 
 
 def _maybe(value: float | None, form: str, unit: str = "") -> str:
