@@ -1,6 +1,6 @@
 """The items to score for one request."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,8 @@ from relaygr.errors import InvalidInput
 from relaygr.history.history import frozen, integers
 
 __all__ = ["Candidates", "features_of"]
+
+_HIGHEST: Final = 2**63 - 1
 
 
 class Candidates:
@@ -23,10 +25,10 @@ class Candidates:
         self.items: npt.NDArray[np.int64] = frozen(integers("candidates", items, np.int64))
         if not len(self.items):
             raise InvalidInput("candidates", "must not be empty")
-        if self.items.min() < 0:
-            raise InvalidInput("candidates", "must not be negative")
-        self.highest = int(self.items.max())
+        self.highest = int(self.items.view(np.uint64).max())
         """Of the items: known here, so that whoever batches them need not look."""
+        if self.highest > _HIGHEST:  # as unsigned ones, negative numbers are the highest
+            raise InvalidInput("candidates", "must not be negative")
         self.features: npt.NDArray[np.float32] | None = None
         if features is not None:
             self.features = features_of("features", features, dimensions=2)
