@@ -2,9 +2,10 @@
 
 import random
 
+import numpy as np
 import pytest
 
-from relaygr.cache.return_times import ReturnTimes
+from relaygr.cache.return_times import _EDGES, ReturnTimes, _bins
 
 
 def sessions(times: ReturnTimes, *, users: int, visits: int, gap: tuple[float, float], seed: int = 0) -> float:
@@ -23,20 +24,16 @@ def sessions(times: ReturnTimes, *, users: int, visits: int, gap: tuple[float, f
 
 def rates(times: ReturnTimes, end: float, ages: list[float]) -> list[float]:
     """Of users who were here so long ago."""
-    found = []
-    for age in ages:
-        times.visit(f"aged {age}", end)
-        rate = times.rate(f"aged {age}", end + age)
-        assert rate is not None
-        found.append(rate)
-    return found
+    found = times.rates(end - np.array(ages), end)
+    assert found is not None
+    return [float(rate) for rate in found]
 
 
 def test_nothing_is_concluded_from_nothing() -> None:
     times = ReturnTimes()
-    assert times.rate("u", 1.0) is None
+    assert times.rates(np.array([0.0]), 1.0) is None
     times.visit("u", 1.0)
-    assert times.rate("u", 5.0) is None
+    assert times.rates(np.array([1.0]), 5.0) is None
 
 
 def test_who_is_due_is_worth_more_than_who_was_just_here_and_who_is_overdue_nothing() -> None:
@@ -77,7 +74,7 @@ def test_a_forgotten_user_is_one_who_was_never_here() -> None:
     end = sessions(times, users=100, visits=8, gap=(2.0, 10.0))
     times.visit("u", end)
     times.forget("u")
-    assert times.rate("u", end + 5.0) == 0.0
+    assert rates(times, end, [end - times.last("u")]) == [0.0]
 
 
 def test_memory_of_users_is_bounded() -> None:
@@ -85,5 +82,11 @@ def test_memory_of_users_is_bounded() -> None:
     end = sessions(times, users=100, visits=8, gap=(2.0, 10.0))
     for user in range(20):
         times.visit(f"new {user}", end)
-    assert times.rate("new 0", end + 6.0) == 0.0
-    assert times.rate("new 19", end + 6.0) != 0.0
+    assert rates(times, end + 6.0, [end + 6.0 - times.last(user) for user in ("new 0", "new 19")])[0] == 0.0
+    assert times.last("new 19") == end
+
+
+def test_ages_lie_between_their_edges() -> None:
+    ages = np.array([-1.0, 0.0, 0.05, 0.11, 0.14, 5.0, 1e9, np.inf])
+    inside = np.minimum(np.searchsorted(_EDGES, np.maximum(ages, 0.0), side="right") - 1, len(_EDGES) - 1)
+    assert _bins(ages).tolist() == inside.tolist()

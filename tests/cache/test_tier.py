@@ -1,12 +1,15 @@
 """A tier against a naive model of it: pages conserved, pinned ones left alone, the least recently used evicted."""
 
+from collections.abc import Callable
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from relaygr.cache import Lease, Lineage, Pages, Prefix, Tier
+from relaygr.cache import HeldColumns, Lease, Lineage, Pages, Prefix, Tier
 from relaygr.history import History
 
 USERS = "abcdef"
@@ -26,6 +29,11 @@ def fill(tier: Tier, user: str, count: int) -> Prefix:
     tier.install(made)
     tier.pool.unpin(pages)
     return made
+
+
+def by_user(tier: Tier, worth: Callable[[str], float]) -> Callable[[HeldColumns], npt.NDArray[np.float64]]:
+    """What the prefix of each user is worth."""
+    return lambda held: np.array([worth(user) for user in tier._held.users])
 
 
 class TierMachine(RuleBasedStateMachine):
@@ -185,28 +193,106 @@ def test_the_least_recently_used_goes_first() -> None:
 
 def test_where_worth_is_known_what_is_worth_the_least_goes_first() -> None:
     tier, worth = Tier(6), {"a": 3.0, "b": 1.0, "c": 2.0}
-    tier.worth = lambda prefix: worth.get(prefix.user)
+    tier.worth = by_user(tier, lambda user: worth[user])
     for user in "abc":
         fill(tier, user, 2)
     fill(tier, "d", 4)
     assert [one.user for one in tier] == ["a", "d"]
 
 
-def test_of_many_some_are_looked_at_and_the_best_stay() -> None:
+def test_of_many_those_worth_the_most_stay() -> None:
     tier = Tier(200)
-    tier.worth = lambda prefix: float(prefix.user)
+    tier.worth = by_user(tier, float)
     for user in range(200):
         fill(tier, str(user), 1)
     for user in range(200, 300):
         fill(tier, str(user), 1)
-    stayed = [int(one.user) for one in tier]
-    assert min(stayed) > 50
-    assert sum(user < 100 for user in stayed) < 20
+    assert sorted(int(one.user) for one in tier) == list(range(100, 300))
+
+
+def test_who_was_lined_up_to_go_and_comes_back_stays() -> None:
+    tier = Tier(40)
+    tier.worth = by_user(tier, float)
+    for user in range(41):
+        fill(tier, str(user), 1)
+    assert tier.find("0") is None
+    tier.seen("1", 1.0)
+    tier.touch("2")
+    fill(tier, "41", 1)
+    assert [user for user in range(5) if tier.find(str(user)) is None] == [0, 3]
+
+
+def test_who_was_lined_up_for_being_in_both_tiers_stays_when_the_other_lets_go() -> None:
+    device, host = Tier(40), Tier(40)
+    device.other, host.other = host, device
+    device.worth = lambda held: np.where(held.twice, 0.0, 100.0) + np.linspace(0.0, 1.0, len(held.last))
+    for user in range(40):
+        fill(device, str(user), 1)
+    for user in (20, 21, 22):
+        fill(host, str(user), 1)
+    fill(device, "new", 1)
+    assert device.find("20") is None
+    host.drop("21")
+    fill(device, "newer", 1)
+    assert [user for user in (20, 21, 22) if device.find(str(user)) is None] == [20, 22]
+
+
+def test_of_very_many_only_some_are_weighed() -> None:
+    tier, weighed = Tier(9000), list[int]()
+
+    def worth(held: HeldColumns) -> npt.NDArray[np.float64]:
+        weighed.append(len(held.last))
+        return held.tokens
+
+    tier.worth = worth
+    for user in range(9000):
+        fill(tier, str(user), 1)
+    fill(tier, "one more", 1)
+    assert weighed == [8192]
+    assert len(tier) == 9000
+
+
+def test_what_is_worth_the_same_goes_once_however_many_have_to() -> None:
+    tier = Tier(100)
+    tier.worth = lambda held: np.zeros(len(held.last))
+    for user in range(100):
+        fill(tier, str(user), 1)
+    fill(tier, "large", 60)
+    assert len(tier) == 41
+    assert tier.evictions == 60
+    tier.pool.check()
+
+
+def test_a_tier_knows_who_was_here_when_and_what_the_other_has_too() -> None:
+    device, host = Tier(8), Tier(8)
+    device.other, host.other = host, device
+    fill(device, "a", 2)
+    fill(device, "b", 3)
+    fill(host, "a", 2)
+    device.seen("a", 5.0)
+    device.seen("nobody", 6.0)
+    assert device._held.columns.last.tolist() == [5.0, -np.inf]
+    assert device._held.columns.twice.tolist() == [True, False]
+    assert host._held.columns.twice.tolist() == [True]
+    host.drop("a")
+    assert device._held.columns.twice.tolist() == [False, False]
+
+
+def test_the_shorter_of_two_prefixes_is_there_twice_and_the_longer_is_not() -> None:
+    device, host = Tier(8), Tier(8)
+    device.other, host.other = host, device
+    whole = History([1, 2, 3], [0, 0, 0], [1, 2, 3])
+    for tier, history in ((device, whole), (host, whole[:2])):
+        pages = tier.reserve(1, NONE)
+        assert pages is not None
+        tier.install(Prefix.of("u", LINEAGE, history, pages), 1.0)
+    assert not device._held.columns.twice[0]
+    assert host._held.columns.twice[0]
 
 
 def test_what_is_needed_stays_however_little_it_is_worth() -> None:
     tier = Tier(4)
-    tier.worth = lambda prefix: {"a": 0.0}.get(prefix.user, 1.0)
+    tier.worth = by_user(tier, lambda user: float(user != "a"))
     lease = Lease(tier.pool, "a", fill(tier, "a", 2).pages, 1.0)
     fill(tier, "b", 2)
     fill(tier, "c", 2)

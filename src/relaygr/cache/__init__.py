@@ -1,6 +1,7 @@
 """Pages, prefixes, leases, tiers and the expander: bookkeeping without I/O. Nothing here touches page contents."""
 
 from relaygr.cache.expander import Option, Source, choose
+from relaygr.cache.held import HeldColumns
 from relaygr.cache.lease import Lease
 from relaygr.cache.pages import PagePool, Pages
 from relaygr.cache.prefix import Identity, Lineage, Prefix
@@ -9,6 +10,7 @@ from relaygr.cache.tier import Tier
 from relaygr.cache.write_back import ReturnRate, WriteBackQueue
 
 __all__ = [
+    "HeldColumns",
     "Identity",
     "Lease",
     "Lineage",

@@ -104,6 +104,10 @@ class Prefix:
         whole = min(self.length, n) // PAGE
         return self._whole_pages(b"".join(history.page_digests(whole * PAGE)), whole) * PAGE
 
+    def covers(self, other: "Prefix") -> bool:
+        """Whether whoever wants the other, of the same user, is as well served by this one."""
+        return self.lineage == other.lineage and self.length >= other.length
+
     def shares(self, other: "Prefix") -> int:
         """How many behaviours, in whole pages from the start, this prefix and another of its lineage hold alike."""
         return self._whole_pages(other.page_digests, min(self.length, other.length) // PAGE) * PAGE

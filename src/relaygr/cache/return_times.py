@@ -19,6 +19,8 @@ _STEP: Final = math.log(1.3)
 _EDGES: Final[npt.NDArray[np.float64]] = np.concatenate(([0.0], 0.1 * np.exp(_STEP * np.arange(50))))
 """Ages in seconds, up to half a day; beyond, nobody is expected back."""
 _WIDTHS: Final = np.diff(_EDGES)
+_YOUNGEST: Final = 0.08
+"""What is younger lies where this does, between the first two edges."""
 _GAPS: Final = 4096
 _ENOUGH: Final = 64
 """Returns that must have been seen before anything is concluded."""
@@ -43,7 +45,8 @@ class ReturnTimes:
         """Where the open gap of each user who is followed lies."""
         self._next = 0
         self._stride = 1
-        self._rates: list[float] | None = None
+        self._rates: npt.NDArray[np.float64] | None = None
+        """By age, and last of all for those who are not expected back."""
         self._fitted = -_REFIT_S
 
     def visit(self, user: str, now: float) -> None:
@@ -70,14 +73,16 @@ class ReturnTimes:
         """When the user was here; long ago where that is not known."""
         return self._last.get(user, -np.inf)
 
-    def rate(self, user: str, now: float) -> float | None:
-        """Returns per second of waiting for this user, over the best time to wait; None while too little is known."""
+    def rates(self, last: npt.NDArray[np.float64], now: float) -> npt.NDArray[np.float64] | None:
+        """Returns per second of waiting for users who were last here then, over the best time to wait.
+
+        None while too little is known.
+        """
         if now - self._fitted >= _REFIT_S:
             self._fit(now)
         if self._rates is None:
             return None
-        index = _bin(now - self.last(user))
-        return self._rates[index] if index < len(self._rates) else 0.0
+        return self._rates[_bins(now - last)]
 
     def _follow(self, user: str, now: float) -> None:
         place = self._next
@@ -129,12 +134,18 @@ def _lot(user: str) -> int:
     return xxhash.xxh3_64_intdigest(user.encode())
 
 
-def _bin(age: float) -> int:
-    return 0 if age < 0.1 else 1 + int(min(math.log(age / 0.1) / _STEP, 1e6))
+def _bins(ages: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Between which edges each age lies; behind the last one, the number of widths."""
+    bins = np.log(np.maximum(ages, _YOUNGEST) / _EDGES[1]) / _STEP + 1
+    whole: npt.NDArray[np.int64] = np.minimum(bins, len(_WIDTHS)).astype(np.int64)
+    return whole
 
 
-def _best_rates(hazard: npt.NDArray[np.float64]) -> list[float]:
-    """For each age: over the best time to wait from then on, returns that come per second waited (Gittins' index)."""
+def _best_rates(hazard: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """For each age: over the best time to wait from then on, returns that come per second waited (Gittins' index).
+
+    And none for those beyond all ages.
+    """
     lasting = hazard * _WIDTHS
     waited = np.where(lasting > 1e-12, -np.expm1(-lasting) / np.maximum(hazard, 1e-300), _WIDTHS)
     rates = []
@@ -142,4 +153,4 @@ def _best_rates(hazard: npt.NDArray[np.float64]) -> list[float]:
         still = np.exp(-np.concatenate(([0.0], np.cumsum(lasting[age:]))))
         spent = np.cumsum(still[:-1] * waited[age:])
         rates.append(float(((1.0 - still[1:]) / spent).max()))
-    return rates
+    return np.array([*rates, 0.0])

@@ -1,35 +1,48 @@
 """One tier: a pool of pages and the newest prefix of each user in it."""
 
+import itertools
+import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
+from relaygr.cache.held import Held, HeldColumns
 from relaygr.cache.pages import PagePool, Pages
 from relaygr.cache.prefix import Prefix
 
 __all__ = ["Tier"]
 
 
-Worth = Callable[[Prefix], float | None]
-"""What keeping a prefix is worth, for each of its pages; None while that is not known."""
+Worth = Callable[[HeldColumns], npt.NDArray[np.float64] | None]
+"""What keeping each prefix is worth, by its size; None while that is not known."""
 
-_LOOKED_AT: Final = 32
+_LOOKED_AT: Final = 8192
+"""Prefixes that are weighed at once, at most."""
+_LINED_UP: Final = 16
+"""Of these, those worth the least that nobody needs: they go one after the other, before any is weighed again."""
 
 
 class Tier:
     """Prefixes by user, least recently used first; those that nobody needs are evicted when pages are.
 
-    Where `worth` is known, the prefix that is worth the least goes first: of all, or of some drawn by lot where there
-    are many.
+    Where `worth` is known, the prefix that is worth the least goes first: of all, or of many drawn by lot.
     """
 
     def __init__(self, pages: int) -> None:
-        self.worth: Worth = lambda prefix: None
-        self._lot = random.Random(0)
+        self.worth: Worth = lambda held: None
+        self.other: Tier | None = None
+        """Where the same prefixes may be, too."""
         self.pool = PagePool(pages)
         self.evictions = 0
         self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
+        self._held = Held()
+        self._line: dict[str, None] = {}
+        """Whose prefixes go next, while nobody needs them and they do not come back."""
+        self._lot = random.Random(0)
 
     def __len__(self) -> int:
         return len(self._prefixes)
@@ -45,18 +58,36 @@ class Tier:
         """The user's prefix was used: it is evicted last."""
         if user in self._prefixes:
             self._prefixes.move_to_end(user)
+            self._line.pop(user, None)
 
-    def install(self, prefix: Prefix) -> None:
-        """Keep this prefix, in place of the user's earlier one. Its pages are pinned by the caller meanwhile."""
+    def seen(self, user: str, at: float) -> None:
+        """The user was here, whether or not they have a prefix: what theirs is worth depends on it."""
+        self._held.seen(user, at)
+        self._line.pop(user, None)
+
+    def install(self, prefix: Prefix, seen: float = -math.inf) -> None:
+        """Keep this prefix, in place of the user's earlier one. Its pages are pinned by the caller meanwhile.
+
+        `seen`: when its user was last here.
+        """
+        user, twin = prefix.user, None if self.other is None else self.other.find(prefix.user)
         self.pool.own(prefix.pages)
-        self.drop(prefix.user)
-        self._prefixes[prefix.user] = prefix
+        self.drop(user)
+        self._prefixes[user] = prefix
+        self._held.add(user, prefix.tokens, twice=twin is not None and twin.covers(prefix))
+        self._held.seen(user, seen)
+        if self.other is not None and twin is not None:
+            self.other._twin(user, twice=prefix.covers(twin))
 
     def drop(self, user: str) -> bool:
         """Forget the user's prefix; pages that someone still needs are freed when they let go."""
         prefix = self._prefixes.pop(user, None)
         if prefix is not None:
             self.pool.disown(prefix.pages)
+            self._held.remove(user)
+            self._line.pop(user, None)
+            if self.other is not None:
+                self.other._twin(user, twice=False)
         return prefix is not None
 
     def drop_where(self, unwanted: Callable[[Prefix], bool]) -> int:
@@ -65,6 +96,11 @@ class Tier:
         for user in users:
             self.drop(user)
         return len(users)
+
+    def _twin(self, user: str, *, twice: bool) -> None:
+        """What the other tier has of the user has changed, and with it what theirs is worth here."""
+        self._held.is_twice(user, twice)
+        self._line.pop(user, None)
 
     def can_reserve(self, count: int, shared: Pages) -> bool:
         """Whether `reserve` would succeed. Changes nothing."""
@@ -81,12 +117,12 @@ class Tier:
 
     def _evict(self, count: int) -> None:
         """Evict until `count` pages are free: first prefixes that nobody needs any page of, then any that free one."""
-        for whole in (True, False):
+        for candidates, whole in ((self._lined_up, True), (self._in_order, True), (self._in_order, False)):
             missing = count - self.pool.free
             if missing <= 0:
                 return
             victims = []
-            for prefix in self._in_line():
+            for prefix in candidates():
                 if missing <= 0:
                     break
                 unpinned = self.pool.unpinned(prefix.pages)
@@ -97,13 +133,32 @@ class Tier:
                 self.drop(user)
             self.evictions += len(victims)
 
-    def _in_line(self) -> Iterator[Prefix]:
-        """All prefixes, in the order they are to go."""
-        prefixes = list(self._prefixes.values())
-        looked = prefixes if len(prefixes) <= _LOOKED_AT else self._lot.sample(prefixes, _LOOKED_AT)
-        worths = [(self.worth(prefix), prefix) for prefix in looked]
-        known = [(worth, prefix) for worth, prefix in worths if worth is not None]
-        known.sort(key=lambda pair: pair[0])
-        first = {id(prefix) for _, prefix in known}
-        yield from (prefix for _, prefix in known)
-        yield from (prefix for prefix in prefixes if id(prefix) not in first)
+    def _lined_up(self) -> Iterable[Prefix]:
+        """Some of those worth the least; all, where that is not known."""
+        if not self._line:
+            least = self._weighed(4 * _LINED_UP)
+            if least is None:
+                return self
+            unneeded = (prefix for prefix in least if self.pool.unpinned(prefix.pages) == len(prefix.pages))
+            self._line = {prefix.user: None for prefix in itertools.islice(unneeded, _LINED_UP)}
+        return [self._prefixes[user] for user in self._line]
+
+    def _in_order(self) -> Iterable[Prefix]:
+        """All of them."""
+        self._line.clear()
+        first = self._weighed(_LOOKED_AT) or []
+        told = {prefix.user for prefix in first}
+        return [*first, *(prefix for prefix in self if prefix.user not in told)]
+
+    def _weighed(self, count: int) -> list[Prefix] | None:
+        """Up to so many of those worth the least, in their order; None where that is not known."""
+        columns, users, begin = self._held.columns, self._held.users, 0
+        if len(users) > _LOOKED_AT:
+            begin = self._lot.randrange(len(users) - _LOOKED_AT + 1)
+            some = slice(begin, begin + _LOOKED_AT)
+            columns = HeldColumns(columns.last[some], columns.tokens[some], columns.twice[some])
+        worth = self.worth(columns)
+        if worth is None:
+            return None
+        rows = np.argpartition(worth, count)[:count] if len(worth) > count else np.arange(len(worth))
+        return [self._prefixes[users[begin + row]] for row in rows[np.argsort(worth[rows])].tolist()]

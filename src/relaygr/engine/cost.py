@@ -145,6 +145,11 @@ class CostModel:
         _, token, pair, _, _ = self.steps.coefficients
         return new * token + (new * cached + new * (new + 1) / 2) * pair
 
+    def token_s(self, tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Of prefixes that long: what each of their tokens takes in the middle, computed from nothing."""
+        _, token, pair, _, _ = self.steps.coefficients
+        return token + (tokens + 1) / 2 * pair
+
     def score_s(self, candidates: int, tokens: int) -> float:
         """To score candidates on a prefix, beside a step's fixed cost."""
         _, _, _, row, pair = self.steps.coefficients

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from relaygr.cache import Lineage, Option, Prefix, ReturnRate, ReturnTimes, Source, Tier, WriteBackQueue
+from relaygr.cache import HeldColumns, Lineage, Option, Prefix, ReturnRate, ReturnTimes, Source, Tier, WriteBackQueue
 from relaygr.clock import Clock
 from relaygr.config import EngineConfig
 from relaygr.engine.admission import Admission, Backlog, Demand
@@ -75,7 +76,8 @@ class EngineLoop:
         )
         self.ranks = Ranks(tier, self.builds, cost, clock, self._choose, self.wait_s, config.on_miss)
         self.claims = Claims(tier.pool, config.lease_s, self._claim_ended)
-        self.write_back = WriteBack(tier, host, WriteBackQueue(config.write_back_queue), self.device.copy)
+        queue = WriteBackQueue(config.write_back_queue)
+        self.write_back = WriteBack(tier, host, queue, self.device.copy, lambda user: self._return_times.last(user))
         self._accept_epochs = config.accept_epochs
         self._options = Options(tier, host, cost, clock, config.accept_epochs, extend=config.reuse == "extend")
         self._scheduler = Scheduler(cost, config.step_ms / 1e3)
@@ -84,8 +86,8 @@ class EngineLoop:
         self._backlog = Backlog(config.pre_infer_share)
         self._returns = ReturnRate()
         self._return_times = ReturnTimes()
-        tier.worth = lambda prefix: self._worth(prefix, host)
-        host.worth = lambda prefix: self._worth(prefix, tier)
+        tier.worth = host.worth = self._worth
+        tier.other, host.other = host, tier
         self._executor = executor
         self._clock = clock
         self._orders = orders
@@ -117,10 +119,15 @@ class EngineLoop:
         self._returns, self._return_times = ReturnRate(), ReturnTimes()
         for user, at in visits:
             self._visit(user, at)
+        for tier in (self.tier, self.host):
+            for prefix in tier:
+                tier.seen(prefix.user, self._return_times.last(prefix.user))
 
     def _visit(self, user: str, at: float) -> None:
         self._returns.visit(user)
         self._return_times.visit(user, at)
+        self.tier.seen(user, at)
+        self.host.seen(user, at)
 
     def leave(self, rank: Rank) -> None:
         """The rank has ended for its caller, and with it the lease that was kept for it.
@@ -387,20 +394,18 @@ class EngineLoop:
         longer = old is not None and old.lineage == new.lineage and old.length > new.length
         if old is not None and longer and new.length % PAGE == 0 and old.shares(new) == new.length:
             return
-        self.tier.install(new)
+        self.tier.install(new, self._return_times.last(new.user))
         if self.host.pool.total:
             saved = self.cost.append_s(new.tokens, 0) - self.cost.copy_s(0)
             self.write_back.queue.offer(new, return_rate=self._returns.expected(new.user), saves_s=saved)
 
-    def _worth(self, prefix: Prefix, other: Tier) -> float | None:
-        """Device time that keeping a page of this prefix saves, for each second; little where the other tier has it."""
-        rate = self._return_times.rate(prefix.user, self._clock.now())
-        if rate is None:
+    def _worth(self, held: HeldColumns) -> npt.NDArray[np.float64] | None:
+        """Device time that keeping a token of each prefix saves, in a second; little where the other tier has it."""
+        rates = self._return_times.rates(held.last, self._clock.now())
+        if rates is None:
             return None
-        twin = other.find(prefix.user)
-        there = twin is not None and twin.lineage == prefix.lineage and twin.length >= prefix.length
-        saved = rate * self.cost.append_s(prefix.tokens, 0) / max(len(prefix.pages), 1)
-        return _TWICE * saved if there else saved
+        worth = rates * self.cost.token_s(held.tokens)
+        return np.where(held.twice, _TWICE * worth, worth)
 
     def _claim_ended(self, build: Build | None) -> None:
         if build is not None:

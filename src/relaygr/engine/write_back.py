@@ -1,6 +1,7 @@
 """Copies of prefixes to host memory, one at a time, beside everything else."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -15,12 +16,16 @@ __all__ = ["WriteBack"]
 class WriteBack:
     """Takes prefixes from the queue when the last copy is done. Only pages the host does not have are copied."""
 
-    def __init__(self, device: Tier, host: Tier, queue: WriteBackQueue, copy: Copy) -> None:
+    def __init__(
+        self, device: Tier, host: Tier, queue: WriteBackQueue, copy: Copy, last: Callable[[str], float]
+    ) -> None:
+        """`last`: when a user was last here."""
         self.queue = queue
         self.written = 0
         self._device = device
         self._host = host
         self._copy = copy
+        self._last = last
         self._writing: Prefix | None = None
         self._keep = True
 
@@ -56,7 +61,7 @@ class WriteBack:
         def done(error: BaseException | None) -> None:
             lease.release()
             if error is None and self._keep:
-                self._host.install(prefix.on(target))
+                self._host.install(prefix.on(target), self._last(prefix.user))
                 self.written += 1
             self._host.pool.unpin(target)
             self._writing = None

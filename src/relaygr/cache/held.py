@@ -1,0 +1,62 @@
+"""What a tier holds, as columns: all of it is weighed at once when something has to go."""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Held", "HeldColumns"]
+
+_NEVER: Final = -np.inf
+
+
+class HeldColumns(NamedTuple):
+    """Of each user: when they were last here, tokens of their prefix, and whether the other tier has it, too."""
+
+    last: npt.NDArray[np.float64]
+    tokens: npt.NDArray[np.float64]
+    twice: npt.NDArray[np.bool_]
+
+
+class Held:
+    """One row for each user, in any order: the last one takes the place of one that goes."""
+
+    def __init__(self) -> None:
+        self.users: list[str] = []
+        self._row: dict[str, int] = {}
+        self._columns = HeldColumns(np.empty(64), np.empty(64), np.empty(64, np.bool_))
+
+    @property
+    def columns(self) -> HeldColumns:
+        """Views, in the order of `users`."""
+        last, tokens, twice = self._columns
+        count = len(self.users)
+        return HeldColumns(last[:count], tokens[:count], twice[:count])
+
+    def add(self, user: str, tokens: int, *, twice: bool) -> None:
+        row = self._row[user] = len(self.users)
+        self.users.append(user)
+        last, held, both = self._columns
+        if row == len(last):
+            last, held, both = np.tile(last, 2), np.tile(held, 2), np.tile(both, 2)
+            self._columns = HeldColumns(last, held, both)
+        last[row], held[row], both[row] = _NEVER, tokens, twice
+
+    def remove(self, user: str) -> None:
+        row, moved = self._row.pop(user), self.users.pop()
+        if moved != user:
+            self.users[row], self._row[moved] = moved, row
+            for column in self._columns:
+                column[row] = column[len(self.users)]
+
+    def seen(self, user: str, at: float) -> None:
+        """The user was here; whether or not anything is held."""
+        row = self._row.get(user)
+        if row is not None:
+            self._columns.last[row] = at
+
+    def is_twice(self, user: str, twice: bool) -> None:
+        """Whether the other tier has it by now; whether or not anything is held."""
+        row = self._row.get(user)
+        if row is not None:
+            self._columns.twice[row] = twice
