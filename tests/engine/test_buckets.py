@@ -32,7 +32,7 @@ LONGEST = 2
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=80))
 def test_groups_hold_every_row_once_and_fit_their_bucket(rows: list[int]) -> None:
-    groups = grouped(SCORE_BUCKETS, rows)
+    groups = grouped(SCORE_BUCKETS, tuple(rows))
     assert sorted(index for group in groups for index in group.members) == list(range(len(rows)))
     for members, bucket in groups:
         if bucket is None:
@@ -54,12 +54,12 @@ def test_groups_hold_every_row_once_and_fit_their_bucket(rows: list[int]) -> Non
     ],
 )
 def test_scores_are_replayed_in_as_few_groups_as_fit(rows: list[int], buckets: list[tuple[int, int] | None]) -> None:
-    assert [group.bucket for group in grouped(SCORE_BUCKETS, rows)] == buckets
+    assert [group.bucket for group in grouped(SCORE_BUCKETS, tuple(rows))] == buckets
 
 
 @pytest.mark.parametrize(("rows", "buckets"), [([16] * 16, [(16, 128)]), ([8192], [(1, 8192)]), ([8193], [None])])
 def test_large_appends_are_not_replayed(rows: list[int], buckets: list[tuple[int, int] | None]) -> None:
-    assert [group.bucket for group in grouped(APPEND_BUCKETS, rows)] == buckets
+    assert [group.bucket for group in grouped(APPEND_BUCKETS, tuple(rows))] == buckets
 
 
 def test_buckets_are_bounded() -> None:

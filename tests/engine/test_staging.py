@@ -68,7 +68,7 @@ def test_buffers_are_used_again_only_when_their_step_has_ended() -> None:
 def test_what_is_not_captured_is_staged_as_it_is() -> None:
     held = staged(step([5, 600], appends=2), Staging(4), captured=False)
     (scores,), (appends,) = held.scores, held.appends
-    assert (scores.bucket, scores.packed.shape.rows, scores.members) == (None, 605, [0, 1])
+    assert (scores.bucket, scores.packed.shape.rows, list(scores.members)) == (None, 605, [0, 1])
     assert (appends.bucket, appends.packed.shape.rows) == (None, 21)
 
 

@@ -1,5 +1,6 @@
 """Sizes of batches that a device is prepared for."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -38,19 +39,23 @@ APPEND_BUCKETS: Final = _buckets((1, 4, 16), (128, 1024, 2048, 4096, 8192), 8192
 class Group(NamedTuple):
     """Rows of a step that run together, by their index; replayed where they have a bucket."""
 
-    members: list[int]
+    members: Sequence[int]
     bucket: Bucket | None
 
 
-def grouped(buckets: tuple[Bucket, ...], rows: Sequence[int]) -> list[Group]:
-    """Share out users with so many rows each over buckets: the largest first, as many together as some bucket takes."""
+@functools.lru_cache(4096)
+def grouped(buckets: tuple[Bucket, ...], rows: tuple[int, ...]) -> tuple[Group, ...]:
+    """Share out users with so many rows each over buckets: the largest first, as many together as some bucket takes.
+
+    Steps are much alike, so what was found is remembered.
+    """
     groups = []
     order = sorted(range(len(rows)), key=lambda index: -rows[index])
     while order:
         most = max((bucket.users for bucket in buckets if bucket.rows >= rows[order[0]]), default=0)
-        members, order = order[: most or 1], order[most or 1 :]
+        members, order = tuple(order[: most or 1]), order[most or 1 :]
         groups.append(Group(members, _bucket_for(buckets, len(members), rows[members[0]])))
-    return groups
+    return tuple(groups)
 
 
 def _bucket_for(buckets: tuple[Bucket, ...], users: int, rows: int) -> Bucket | None:

@@ -60,6 +60,8 @@ class CudaRunner:
         self._writes: deque[_Flight] = deque()
         self._arrivals: dict[PageCopy, list[torch.cuda.Event]] = {}
         """Of each load in flight, the events of its layers."""
+        self._events: list[torch.cuda.Event] = []
+        """Those that have passed and nobody asks for any more: to make one takes longer than to record it."""
         self._polling = False
         self._dozing: asyncio.TimerHandle | None = None
         """The next poll, where it is not due at once."""
@@ -96,7 +98,7 @@ class CudaRunner:
                 if hot is not None:
                     hot.observe(staged.ids())
                 if not noted:
-                    began = _marked(self._compute)
+                    began = self._mark(self._compute)
                 if self._canary is not None:
                     spoiled = self._check(self._canary, step)
                 out = self._run(step, staged, graphs, posted)
@@ -108,7 +110,7 @@ class CudaRunner:
                     graphs.forget()
                 staged.release()
                 raise
-            ended = _marked(self._compute)
+            ended = self._mark(self._compute)
 
         def result() -> StepResult:
             if spoiled is not None and spoiled.item():
@@ -123,6 +125,7 @@ class CudaRunner:
             for letter in posted:
                 letter.over()
             staged.release()
+            self._events += [ended] if began is None else [began, ended]
 
         return self._fly(self._steps, ended, result, over)
 
@@ -130,12 +133,12 @@ class CudaRunner:
         inward = copy.direction is Direction.IN
         stream, layers = self._inward if inward else self._outward, self._mover.layers
         events: list[torch.cuda.Event] = []
-        with torch.cuda.device(self._device), torch.cuda.stream(stream):
-            began = _marked(stream)
+        with torch.cuda.device(self._device):
+            began = self._mark(stream)
             try:
                 for first, last in layer_cuts(layers) if inward else ((0, layers),):
                     self._mover.move(copy, first, last, stream)
-                    events += [_marked(stream)] * (last - first)
+                    events += [self._mark(stream)] * (last - first)
             except BaseException:
                 stream.synchronize()
                 raise
@@ -150,6 +153,7 @@ class CudaRunner:
 
         def over() -> None:
             self._arrivals.pop(copy, None)
+            self._events += {began, *events}
 
         future = self._fly(self._loads if inward else self._writes, events[-1], result, over)
         if inward and copy.nearly is not None and copy.nearly_at < 1:
@@ -195,6 +199,12 @@ class CudaRunner:
             if copy in self._arrivals:
                 self._compute.wait_event(self._arrivals[copy][-1])
         return canary.check(step)
+
+    def _mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """An event behind what was launched on the stream by now."""
+        event = self._events.pop() if self._events else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return event
 
     def _await(self, arrivals: Sequence[Sequence[torch.cuda.Event]], layer: int) -> None:
         for events in arrivals:
@@ -286,9 +296,3 @@ class _Flight:
 def _passed(event: torch.cuda.Event) -> bool:
     """Raises if the device is lost."""
     return bool(event.query())  # type: ignore[no-untyped-call]
-
-
-def _marked(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(stream)
-    return event

@@ -38,7 +38,7 @@ class PageMover:
         self._batched = can_copy_many()
 
     def move(self, copy: PageCopy, first: int, last: int, stream: torch.cuda.Stream) -> None:
-        """Copy layers first … last - 1 of its pages, on that stream, which is the current one."""
+        """Copy layers first … last - 1 of its pages, on that stream of the current device."""
         source, target = self._pools[copy.direction]
         if not len(copy.source):
             return  # which the driver would refuse
@@ -47,9 +47,10 @@ class PageMover:
             old, new = self._addresses(source, copy.source, first), self._addresses(target, copy.target, first)
             copy_many(old, new, size, stream)
         else:
-            both = torch.tensor(np.stack((copy.source, copy.target)), dtype=torch.int32).pin_memory()
-            old_pages, new_pages = both.to(stream.device, non_blocking=True)
-            move_pages(source, target, old_pages, new_pages, first, last)
+            with torch.cuda.stream(stream):
+                both = torch.tensor(np.stack((copy.source, copy.target)), dtype=torch.int32).pin_memory()
+                old_pages, new_pages = both.to(stream.device, non_blocking=True)
+                move_pages(source, target, old_pages, new_pages, first, last)
 
     def _addresses(self, pool: torch.Tensor, pages: Pages, layer: int) -> Addresses:
         offsets = (pages * self.layers + layer) * self._layer_bytes

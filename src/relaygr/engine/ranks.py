@@ -194,7 +194,10 @@ class Ranks:
             ranks, self._answered = self._answered, []
             Lease.release_all([rank.lease for rank in ranks if rank.lease is not None])
             for rank in ranks:
-                self._let_go(rank)
+                if rank.build is None:  # it waits in no list
+                    rank.prefix = rank.lease = None
+                else:
+                    self._let_go(rank)
 
     def _begin(self, rank: Rank, option: Option) -> None:
         """Build the prefix in the way the option says, or wait for pages, behind whoever waits and is more urgent."""

@@ -4,7 +4,7 @@ Work that can no longer be in time for anybody comes behind all that can: under 
 most urgent, for nobody, and make others late in turn.
 """
 
-import heapq
+import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -46,11 +46,10 @@ class Scheduler:
         queue += [(rank.hopeless(now), rank.due, rank.order, rank) for rank in ranks]
         if not queue:
             return None
-        heapq.heapify(queue)
+        queue.sort()
         served = queue[0][3].served
         plan = Plan(served, cost_s=self._cost.step_s)
-        while queue:
-            *_, work = heapq.heappop(queue)
+        for number, (_, _, _, work) in enumerate(queue, 1):  # grows while it is gone through
             if work.served is not served:
                 continue
             first = not plan.appends and not plan.scores
@@ -69,7 +68,7 @@ class Scheduler:
             if high == work.prefix.tokens:
                 for rank in work.ranks:
                     if not rank.over:
-                        heapq.heappush(queue, (rank.hopeless(now), rank.due, rank.order, rank))
+                        bisect.insort(queue, (rank.hopeless(now), rank.due, rank.order, rank), lo=number)
         return plan
 
     def _chunk_end(self, build: Build, left_s: float, *, at_least_one: bool) -> int:

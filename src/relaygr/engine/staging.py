@@ -68,7 +68,7 @@ class Staging:
 class StagedGroup(NamedTuple, Generic[Row]):
     """Rows that run together, appends or scores, and their inputs."""
 
-    members: list[int]
+    members: Sequence[int]
     bucket: Bucket | None
     total: int
     packed: Packed
@@ -157,8 +157,8 @@ def _own(shape: BatchShape) -> Packed:
     return Packed.empty(shape, pinned=torch.cuda.is_available())
 
 
-def _groups(buckets: tuple[Bucket, ...], rows: Sequence[int], captured: bool) -> list[Group]:
+def _groups(buckets: tuple[Bucket, ...], rows: Sequence[int], captured: bool) -> Sequence[Group]:
     """All in one where nothing is captured."""
     if not rows:
-        return []
-    return grouped(buckets, rows) if captured else [Group(list(range(len(rows))), None)]
+        return ()
+    return grouped(buckets, tuple(rows)) if captured else (Group(range(len(rows)), None),)
