@@ -121,7 +121,7 @@ def simulate(
     ranking_ms: Annotated[float, typer.Option(min=0.001, help="What ranking may take.")] = 50.0,
     target_ms: Annotated[
         float | None,
-        typer.Option(help="The ranking time the trigger aims at; not given: a fifth of what ranking may take."),
+        typer.Option(help="The ranking time the trigger aims at; not given: a tenth of what ranking may take."),
     ] = None,
     pipeline_ms: Annotated[float, typer.Option(min=0.001, help="What a request may take in all.")] = 200.0,
     device_cache: Annotated[
