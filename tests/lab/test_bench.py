@@ -11,9 +11,11 @@ from relaygr.config import EngineConfig
 from relaygr.engine import Engine
 from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
 from relaygr.errors import InvalidInput
+from relaygr.history.quantiles import Quantiles
 from relaygr.lab.bench import Bench
 from relaygr.lab.outcome import Budgets, Run
-from relaygr.lab.probe import Device, Probe, ProbeFile
+from relaygr.lab.probe import Device, Probe, ProbeFile, Start
+from relaygr.lab.recorded import Recorded
 from relaygr.lab.records import Record, load_records, save_records
 from relaygr.lab.standing import StandingExecutor
 from relaygr.lab.tuning import Tuning
@@ -119,6 +121,45 @@ def test_probes_are_kept_by_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "probes.jsonl").write_text("{}\n")
     with pytest.raises(InvalidInput, match="line 1"):
         ProbeFile(tmp_path / "probes.jsonl")
+
+
+def test_what_is_brought_along_is_part_of_a_probe_by_its_contents(tmp_path: Path) -> None:
+    def key(gap_s: float, source: str) -> str:
+        users = Recorded([0.0, gap_s, 9.0], ["a", "a", "b"], source, [300, 310, 400])
+        own = replace(WORKLOAD, profile="refresh", reuse=0.0, gap_s=5.0, recorded=users)
+        return replace(probe(Mode.FULL), workload=own).key
+
+    assert key(3.0, "recorded: one.csv") == key(3.0, "recorded: the same.parquet")
+    assert key(3.0, "recorded: one.csv") != key(4.0, "recorded: one.csv")
+    assert key(3.0, "recorded: one.csv") != probe(Mode.FULL).key
+    lengths = [replace(WORKLOAD, lengths="store:s", stored=Quantiles.of(seen, "s")) for seen in ([300], [300, 301])]
+    assert len({replace(probe(Mode.FULL), workload=each).key for each in lengths}) == 2
+    assert replace(probe(Mode.FULL), engine="another").key != probe(Mode.FULL).key
+
+
+def test_probes_of_earlier_versions_are_found() -> None:
+    file = ProbeFile(Path(__file__).parents[2] / "benchmarks" / "results" / "headline-h200-probes.jsonl")
+    row = next(iter(file))
+    told = row["probe"]
+    same = Probe(Mode(told["mode"]), Workload(**told["workload"]), Budgets(**told["budgets"]), Tuning(**told["tuning"]))
+    assert file.find(same) == row["told"]
+
+
+def test_a_search_begins_where_it_did_before(tmp_path: Path) -> None:
+    costs = SimulatedCosts(step=1 / 3)
+    start = Start(Device(costs, 2**14, CONFIG), {"full": 1 / 7})
+    file = ProbeFile(tmp_path / "probes.jsonl")
+    assert file.start("rate") is None
+    file.begin("rate", start)
+    file.add(probe(Mode.FULL), {"failed": 0.0})
+    again = ProbeFile(tmp_path / "probes.jsonl")
+    assert again.start("rate") == start
+    assert len(list(again)) == 1
+
+
+def test_tries_have_arrivals_of_their_own_for_each_seed() -> None:
+    seeds = [probe(Mode.FULL).seeded(seed).tried(number).workload.seed for seed in (0, 1) for number in (1, 2)]
+    assert seeds == [1, 2, 1001, 1002]
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:

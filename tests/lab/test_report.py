@@ -13,7 +13,8 @@ from relaygr.cli import app
 from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts
 from relaygr.lab.outcome import Budgets
-from relaygr.lab.probe import Device, Probe, ProbeFile
+from relaygr.lab.probe import Device, Probe, ProbeFile, Start
+from relaygr.lab.recorded import Recorded
 from relaygr.lab.report import load_results, write_report
 from relaygr.lab.tuning import Tuning
 from relaygr.lab.workload import Workload
@@ -107,3 +108,18 @@ def test_what_held_once_and_failed_later_is_not_how_far_a_mode_went(tmp_path: Pa
     page = write_report(load_results([tmp_path / "probes.jsonl"]), tmp_path).read_text(encoding="utf-8")
     assert "5/s of 2000" in page
     assert "20/s of 2000" not in page
+
+
+def test_probes_of_recorded_users_are_apart_and_say_where_facts_are_from(tmp_path: Path) -> None:
+    file = ProbeFile(tmp_path / "probes.jsonl")
+    users = Recorded([0.0, 3.0, 1.0], ["a", "a", "b"], "recorded: mine.csv", [1500, 1504, 900])
+    for lengths in ("recorded", "kuairand-1k", "2000"):
+        load = Workload(5.0, 3.0, lengths=lengths, longest=4000, candidates=64, past_s=1.0, recorded=users)
+        probe = Probe(Mode.FULL, load, BUDGETS, Tuning.of(BUDGETS, Mode.FULL))
+        traffic = {"sources": load.sources, "hybrid": load.hybrid}
+        file.add(probe, DEVICE.simulate(probe), moments=[], traffic=traffic)
+    file.begin("rate", Start(DEVICE, {"full": 5.0}))
+    page = write_report(load_results([tmp_path / "probes.jsonl"]), tmp_path).read_text(encoding="utf-8")
+    assert page.count("<h2>recorded ") == 3
+    assert page.count("as they were recorded (recorded: mine.csv)") == 3
+    assert page.count("a hybrid of both") == 1

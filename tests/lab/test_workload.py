@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relaygr.errors import InvalidInput
+from relaygr.lab.chains import running_sums
 from relaygr.lab.quantiles import GLOBO_GAPS, LENGTHS
 from relaygr.lab.trace import Trace
-from relaygr.lab.workload import Recorded, Workload, running_sums
+from relaygr.lab.workload import Workload
 
 
 def gaps(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -82,14 +83,6 @@ def test_stage_times_have_the_middle_and_the_tail_that_are_stated() -> None:
     assert np.quantile(times, 0.99) == pytest.approx(120, rel=0.05)
 
 
-def test_recorded_users_keep_their_gaps_at_another_rate() -> None:
-    chains = Recorded([0.0, 7.0, 100.0, 3.0, 3.5], ["a", "a", "a", "b", "b"], "recorded: here")
-    trace = Workload(50, 300, past_s=200).trace(chains)
-    assert set(np.round(gaps(trace), 6).tolist()) <= {7.0, 93.0, 0.5}
-    assert (trace.at >= 0).sum() / 300 == pytest.approx(50, rel=0.1)
-    assert trace.made["sources"]["arrivals"] == "recorded: here"
-
-
 def test_a_trace_of_two_sources_says_that_it_is_a_hybrid() -> None:
     assert Workload(5, 10, "globo").trace().made["hybrid"]
     assert not Workload(5, 10, "refresh").trace().made["hybrid"]
@@ -134,9 +127,10 @@ def test_what_cannot_be_is_refused_by_name(field: str, value: object) -> None:
         Workload(**settings)  # type: ignore[arg-type]
 
 
-def test_a_share_of_returns_is_for_its_profile_alone() -> None:
-    with pytest.raises(InvalidInput, match="reuse"):
-        Workload(10, 10, "globo", reuse=0.5)
+@pytest.mark.parametrize("field", ["reuse", "gap_s", "skew"])
+def test_what_one_profile_reads_is_refused_beside_another(field: str) -> None:
+    with pytest.raises(InvalidInput, match=field):
+        Workload(10, 10, "globo", **{field: 0.5})  # type: ignore[arg-type]
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,17 +12,19 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from relaygr.bars import progress_bar
+from relaygr.cli import lab_options as options
+from relaygr.cli.lab_limits import EPILOG, length, slo
 from relaygr.cli.lab_report import report
-from relaygr.cli.lab_run import length, run, slo
+from relaygr.cli.lab_run import run
 from relaygr.cli.output import errors
-from relaygr.lab.workload import Arrivals, Profile, Recorded, Workload
+from relaygr.lab.workload import Workload
 
 __all__ = ["lab"]
 
 lab = typer.Typer(help="Experiments: whether the relay pays on your traffic and hardware.", no_args_is_help=True)
 lab.command()(run)
-lab.command()(slo)
-lab.command()(length)
+lab.command(epilog=EPILOG)(slo)
+lab.command(epilog=EPILOG)(length)
 lab.command()(report)
 
 _DEFAULT = Workload(100.0, 60.0)
@@ -38,42 +40,36 @@ def workload(
     out: Annotated[Path, typer.Argument(help="The trace to write, a Parquet file.")],
     rate: Annotated[float, typer.Option(help="Requests a second, on average. More users, not shorter gaps.")] = 100.0,
     seconds: Annotated[float, typer.Option(help="How long it lasts.")] = 60.0,
-    profile: Annotated[Profile, typer.Option(help="How users come back.")] = _DEFAULT.profile,
-    reuse: Annotated[float, typer.Option(help="Profile reuse: the share of requests by users who return.")] = 0.0,
-    gap_s: Annotated[float, typer.Option(help="Profile reuse: seconds between a user's requests.")] = _DEFAULT.gap_s,
-    skew: Annotated[float, typer.Option(help="Profile reuse: how unlike users are; 0: all alike.")] = _DEFAULT.skew,
-    lengths: Annotated[
-        str, typer.Option(help="Behaviours of users: kuairand-1k, ml-1m, a number, or two: 1024+32768@0.2.")
-    ] = _DEFAULT.lengths,
-    longest: Annotated[int, typer.Option(help="Longer histories are cut to this.")] = _DEFAULT.longest,
-    new: Annotated[float, typer.Option(help="Behaviours between two requests of a user.")] = _DEFAULT.new,
-    candidates: Annotated[int, typer.Option(help="Items to rank.")] = _DEFAULT.candidates,
-    retrieval_ms: Annotated[float, typer.Option(help="Retrieval takes this long, in the middle.")] = 60.0,
-    pre_processing_ms: Annotated[float, typer.Option(help="Pre-processing takes this long, in the middle.")] = 20.0,
-    stage_spread: Annotated[
-        float, typer.Option(help="One in a hundred takes so many times as long, in either stage.")
-    ] = _DEFAULT.stage_spread,
-    arrivals: Annotated[Arrivals, typer.Option(help="Users come at any time, or evenly.")] = _DEFAULT.arrivals,
-    past_s: Annotated[float, typer.Option(help="Seconds of the past to write, too, at times below 0.")] = 60.0,
-    recorded: Annotated[
-        Path | None,
-        typer.Option(help="Users and times of a CSV or Parquet file, columns user and at (seconds), as a profile."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same trace.")] = 0,
+    profile: options.Profile = _DEFAULT.profile,
+    reuse: options.Reuse = _DEFAULT.reuse,
+    gap_s: options.GapS = _DEFAULT.gap_s,
+    skew: options.Skew = _DEFAULT.skew,
+    recorded: options.Recorded = None,
+    lengths: options.Lengths = None,
+    longest: options.Longest = _DEFAULT.longest,
+    new: options.New = _DEFAULT.new,
+    candidates: options.Candidates = _DEFAULT.candidates,
+    retrieval_ms: options.RetrievalMs = _DEFAULT.retrieval_ms,
+    pre_processing_ms: options.PreProcessingMs = _DEFAULT.pre_processing_ms,
+    stage_spread: options.StageSpread = _DEFAULT.stage_spread,
+    arrivals: options.Arrivals = _DEFAULT.arrivals,
+    past_s: options.PastS = _DEFAULT.past_s,
+    seed: options.Seed = _DEFAULT.seed,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON, for machines.")] = False,
 ) -> None:
     """Write a trace of requests: who asks when, with how long a history, and what the stages before ranking take.
 
     Arrivals do not wait for answers. Profiles: `refresh` (8 requests on average, 2 to 10 s apart), `globo` (sessions
     and gaps of a news portal, Globo.com), `reuse` (a share set directly). At a higher rate there are more users; the
-    gaps of each stay what they were. A trace that joins facts of two sources says that it is a hybrid.
+    gaps of each stay what they were; so it is with recorded users. Lengths not given, nor recorded: kuairand-1k. A
+    trace that joins facts of two sources says that it is a hybrid.
     """
     with errors("lab workload"):
         wanted = Workload(
-            rate, seconds, profile, reuse, gap_s, skew, lengths, longest, new, candidates, retrieval_ms,
-            pre_processing_ms, stage_spread, arrivals, past_s, seed,
+            rate, seconds, profile, reuse, gap_s, skew, _DEFAULT.lengths, longest, new, candidates, retrieval_ms or 0.0,
+            pre_processing_ms or 0.0, stage_spread, arrivals, past_s, seed,
         )  # fmt: skip
-        trace = wanted.trace(None if recorded is None else _recorded(recorded))
+        trace = options.with_own(wanted, recorded, lengths).trace()
         trace.save(out)
     present = trace.at >= 0
     told: dict[str, Any] = {
@@ -92,21 +88,6 @@ def workload(
     for name, value in told.items():
         table.add_row(name, f"{value:.3f}" if isinstance(value, float) else str(value))
     Console().print(table)
-
-
-def _recorded(path: Path) -> Recorded:
-    import pyarrow as pa
-    import pyarrow.csv
-    import pyarrow.parquet
-
-    from relaygr.errors import InvalidInput
-
-    try:
-        read = pyarrow.csv.read_csv if path.suffix == ".csv" else pyarrow.parquet.read_table
-        table = read(path)
-        return Recorded(table["at"].to_numpy(), table["user"].to_numpy(), f"recorded: {path.name}")
-    except (OSError, KeyError, pa.ArrowInvalid) as error:
-        raise InvalidInput("recorded", f"cannot be read from {path}: {error}") from error
 
 
 @lab.command()
@@ -138,19 +119,14 @@ def simulate(
     seconds whether the relay is likely to pay on your traffic; what it says is a forecast, to be measured.
     """
     from relaygr.config import EngineConfig
-    from relaygr.errors import InvalidInput
     from relaygr.lab.outcome import Budgets
     from relaygr.lab.probe import Device
     from relaygr.lab.simulate import simulate as run
     from relaygr.lab.trace import Trace
     from relaygr.lab.tuning import Tuning
-    from relaygr.serving.modes import Mode
 
     with errors("lab simulate"):
-        unknown = [name for name in mode or () if name not in list(Mode)]
-        if unknown:
-            raise InvalidInput("mode", f"is {unknown[0]!r}; choose from {', '.join(Mode)}")
-        modes = [Mode(name) for name in mode or (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)]
+        modes = options.modes(mode)
         requests, told = Trace.load(trace), _told(costs)
         prices, page_bytes = told.costs, told.page_bytes
         config = EngineConfig(

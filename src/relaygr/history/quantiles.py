@@ -30,6 +30,13 @@ class Quantiles:
     def constant(value: float) -> "Quantiles":
         return Quantiles(((0.5, value),), "set directly")
 
+    @staticmethod
+    def of(values: npt.ArrayLike, source: str) -> "Quantiles":
+        """Of values that were seen, at least one, all positive: at every thousandth, the lowest and the highest too."""
+        shares = np.linspace(0.0, 1.0, 1001)
+        seen = np.quantile(np.asarray(values, np.float64), shares, method="inverted_cdf")
+        return Quantiles(tuple(zip(shares.tolist(), seen.tolist(), strict=True)), source)
+
     def draw(self, random: np.random.Generator, count: int) -> npt.NDArray[np.float64]:
         return self.at(random.random(count))
 

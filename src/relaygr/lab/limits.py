@@ -82,13 +82,13 @@ class Limits:
         highest: float = 1e9,
         **more: Any,
     ) -> Found:
-        """Search all of these modes side by side, each from its guess. Tries of one number have one seed."""
+        """Search all of these modes side by side, each from its guess. Tries of one number have the same arrivals."""
         most = {mode: tries if isinstance(tries, int) else tries[mode] for mode in guesses}
         best: dict[Mode, dict[str, Any]] = {}
 
         async def once(mode: Mode, value: float, turn: int) -> bool:
             sampled = 2 if mode is Mode.RELAY_HOST_EXTEND else 0
-            told = await self.told(at(mode, value).seeded(turn + 1), sampled=sampled, **more)
+            told = await self.told(at(mode, value).tried(turn + 1), sampled=sampled, **more)
             if told["within budgets"]:
                 best[mode] = told
             return bool(told["within budgets"])

@@ -17,7 +17,7 @@ from relaygr.lab.tuning import Tuning
 from relaygr.lab.workload import Workload
 from relaygr.serving.modes import Mode
 
-__all__ = ["Device", "Probe", "ProbeFile"]
+__all__ = ["Device", "Probe", "ProbeFile", "Start"]
 
 _SECONDS: Final = (5.0, 30.0)
 """Of a probe at least and at most."""
@@ -31,6 +31,8 @@ class Probe:
     workload: Workload
     budgets: Budgets
     tuning: Tuning
+    engine: str = ""
+    """What serves it, in words: the same elsewhere is another probe. Empty where a file is of one engine."""
 
     def at(self, *, rate: float | None = None, length: int | None = None, requests: int = 300) -> "Probe":
         """The same with another rate or length, for as long as about so many requests take."""
@@ -43,12 +45,22 @@ class Probe:
     def seeded(self, seed: int) -> "Probe":
         return replace(self, workload=replace(self.workload, seed=seed))
 
+    def tried(self, number: int) -> "Probe":
+        """As it is tried for the how manyth time, from 1 on: with other arrivals each time, and for each seed."""
+        return self.seeded(1000 * self.workload.seed + number)
+
     def trace(self) -> Trace:
         return self.workload.trace()
 
     @property
     def key(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        told = {
+            "mode": self.mode,
+            "workload": self.workload.told(),
+            "budgets": asdict(self.budgets),
+            "tuning": asdict(self.tuning),
+        }
+        return json.dumps(told | ({"engine": self.engine} if self.engine else {}), sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,11 @@ class Device:
     costs: SimulatedCosts
     page_bytes: int
     config: EngineConfig
+
+    @staticmethod
+    def of(told: dict[str, Any]) -> "Device":
+        """From plain values, as `asdict` makes them."""
+        return Device(SimulatedCosts(**told["costs"]), told["page_bytes"], EngineConfig(**told["config"]))
 
     def slower(self, factor: float) -> "Device":
         """Where steps take so many times as long as the profile said."""
@@ -79,6 +96,11 @@ class Device:
             low, high = (middle, high) if self.full_s(middle, candidates) <= seconds else (low, middle - 1)
         return low
 
+    def probe(self, mode: Mode, workload: Workload, budgets: Budgets, length: int, engine: str = "") -> Probe:
+        """Tuned for histories of this length."""
+        alone_s = self.full_s(length, workload.candidates)
+        return Probe(mode, workload, budgets, Tuning.of(budgets, mode, self.costs.step, alone_s), engine)
+
     def simulate(self, probe: Probe) -> dict[str, Any]:
         """What the probe would tell, by the simulator."""
         run = simulate(
@@ -88,15 +110,31 @@ class Device:
         return run.told(probe.budgets)
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where a search begins: measured and simulated once, since it would not come out the same again."""
+
+    device: Device
+    guesses: dict[str, float]
+    """By mode."""
+
+
 class ProbeFile:
-    """One line of JSON for each probe, written when it is done: a search that was ended goes on where it was."""
+    """One line of JSON for each probe, written when it is done: a search that was ended goes on where it was.
+
+    Where it began is a line, too.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._told: dict[str, dict[str, Any]] = {}
+        self._starts: dict[str, Start] = {}
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
             try:
                 row = json.loads(line)
+                if "search" in row:
+                    self._starts[row["search"]] = Start(Device.of(row["device"]), row["guesses"])
+                    continue
                 self._told[json.dumps(row["probe"], sort_keys=True)] = row
             except (ValueError, KeyError, TypeError) as error:
                 raise InvalidInput("probes", f"line {number} of {path} is no probe: {error}") from error
@@ -112,6 +150,17 @@ class ProbeFile:
     def add(self, probe: Probe, told: dict[str, Any], **more: Any) -> None:
         row = {"probe": json.loads(probe.key), "told": told, **more}
         self._told[probe.key] = row
+        self._write(row)
+
+    def start(self, search: str) -> Start | None:
+        """Where this very search began, if it did before."""
+        return self._starts.get(search)
+
+    def begin(self, search: str, start: Start) -> None:
+        self._starts[search] = start
+        self._write({"search": search, **asdict(start)})
+
+    def _write(self, row: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()

@@ -99,9 +99,16 @@ def _grouped(probes: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in probes:
         load, budgets = row["probe"]["workload"], row["probe"]["budgets"]
-        common = f"{load['profile']}, {budgets['ranking_ms']:g} / {budgets['pipeline_ms']:g} ms"
+        common = f"{_users(load)}, {budgets['ranking_ms']:g} / {budgets['pipeline_ms']:g} ms"
         groups.setdefault(row.get("row", common), []).append(row)
     return groups
+
+
+def _users(load: Mapping[str, Any]) -> str:
+    """How they come back, by a profile or as in a recording, which its digest tells from others; and whose lengths,
+    where those are not a number, which may be what was searched."""
+    back = f"recorded {load['recorded'][:6]}" if "recorded" in load else str(load["profile"])
+    return back if load["lengths"].isdigit() else f"{back}, {load['lengths']}"
 
 
 def _charts(name: str, probes: Sequence[dict[str, Any]]) -> list[Chart]:
@@ -150,11 +157,17 @@ def _best(probes: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def _conditions(probes: Sequence[dict[str, Any]]) -> str:
     load, budgets = probes[0]["probe"]["workload"], probes[0]["probe"]["budgets"]
     reuse = f" (reuse {load['reuse']:g})" if load["profile"] == "reuse" else ""
+    sources = probes[0].get("traffic", {}).get("sources")
+    back = f"as {load['profile']} says{reuse}" if "recorded" not in load else "as they were recorded"
+    if sources is not None:
+        back += f" ({sources['arrivals']}); lengths: {sources['lengths']}"
+    if probes[0].get("traffic", {}).get("hybrid"):
+        back += "; a hybrid of both, which nobody has seen together"
     told = (
         f"Budgets {budgets['ranking_ms']:g} ms for ranking and {budgets['pipeline_ms']:g} ms in all; retrieval and "
         f"pre-processing take {load['retrieval_ms']:g} and {load['pre_processing_ms']:g} ms in the middle, "
-        f"{load['stage_spread']:g} times that at P99; {load['candidates']:,} candidates; users come back as "
-        f"{load['profile']} says{reuse}; arrivals: {load['arrivals']}. A point is one probe, filled where the budgets "
+        f"{load['stage_spread']:g} times that at P99; {load['candidates']:,} candidates; users come back "
+        f"{back}; arrivals: {load['arrivals']}. A point is one probe, filled where the budgets "
         "held."
     )
     return f"<p>{html.escape(told)}</p>"

@@ -4,101 +4,34 @@ rate        more requests a second means more users beside each other, never sho
 profile     how users come back: in sessions with gaps as they were seen, or with a share set directly
 """
 
+import hashlib
 import math
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from relaygr.errors import InvalidInput
 from relaygr.history.quantiles import Quantiles
+from relaygr.lab.chains import Arrivals, Chains, Sessions, running_sums
 from relaygr.lab.quantiles import GLOBO_GAPS, GLOBO_SESSIONS, LENGTHS
+from relaygr.lab.recorded import Recorded
 from relaygr.lab.trace import Trace
 
-__all__ = ["PROFILES", "Arrivals", "Chains", "Profile", "Recorded", "Workload", "running_sums"]
+__all__ = ["PROFILES", "RECORDED", "STORE", "Profile", "Workload"]
 
 Profile = Literal["globo", "refresh", "reuse"]
 PROFILES: Final = ("globo", "refresh", "reuse")
-Arrivals = Literal["poisson", "even"]
+RECORDED: Final = "recorded"
+"""Lengths that are the recorded users' own."""
+STORE: Final = "store:"
+"""How the name of lengths begins that are those of a store's users."""
 
 _REFRESH_GAPS: Final = Quantiles(((0.0, 2.0), (1.0, 10.0)), "a feed refreshed every 2 to 10 s: set directly")
 _REFRESH_SESSION: Final = 8.0
 _TWO: Final = re.compile(r"(\d+)\+(\d+)@(0\.\d+)")
-_LONGEST_S: Final = 86_400.0
-"""Requests that come later than this after a user's first are left out."""
-
-
-class Chains(Protocol):
-    """Users and how they come back: the seconds from a user's first request to each of its requests."""
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def mean(self) -> float:
-        """Requests of a user, on average."""
-        ...
-
-    @property
-    def span_s(self) -> float:
-        """From a user's first request to its last; few take longer."""
-        ...
-
-    def draw(self, random: np.random.Generator, users: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Of so many users: whose each request is, and its seconds, each user's in order."""
-        ...
-
-
-@dataclass(frozen=True)
-class Sessions:
-    """Every user has one session, with gaps between its requests."""
-
-    counts: Callable[[np.random.Generator, int], npt.NDArray[np.int64]]
-    mean: float
-    gaps: Quantiles
-
-    @property
-    def source(self) -> str:
-        return self.gaps.source
-
-    @property
-    def span_s(self) -> float:
-        return min(self.gaps.points[-1][1] * 4 * self.mean, _LONGEST_S)
-
-    def draw(self, random: np.random.Generator, users: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        each = self.counts(random, users)
-        user = np.repeat(np.arange(users), each)
-        steps = self.gaps.draw(random, len(user))
-        steps[np.cumsum(each) - each] = 0.0
-        return user, running_sums(user, steps)
-
-
-class Recorded:
-    """Users of a recorded trace of times and users: whole, with the gaps they had."""
-
-    def __init__(self, at: npt.ArrayLike, user: npt.ArrayLike, source: str) -> None:
-        times, names = np.asarray(at, np.float64), np.asarray(user)
-        if times.ndim != 1 or times.shape != names.shape or not len(times) or not np.isfinite(times).all():
-            raise InvalidInput("recorded", "must have as many times as users, at least one, all finite")
-        _, users = np.unique(names, return_inverse=True)
-        order = np.lexsort((times, users))
-        self._since = times[order]
-        self._each = np.bincount(users)
-        self._starts = np.cumsum(self._each) - self._each
-        self._since = self._since - np.repeat(self._since[self._starts], self._each)
-        self.source = source
-        self.mean = float(self._each.mean())
-        self.span_s = min(float(self._since.max()), _LONGEST_S)
-
-    def draw(self, random: np.random.Generator, users: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        chosen = random.integers(0, len(self._each), users)
-        each = self._each[chosen]
-        user = np.repeat(np.arange(users), each)
-        within = np.arange(len(user)) - np.repeat(np.cumsum(each) - each, each)
-        return user, self._since[np.repeat(self._starts[chosen], each) + within]
 
 
 @dataclass(frozen=True)
@@ -120,7 +53,8 @@ class Workload:
     """Of the profile "reuse": how unlike users are. 0: each returns with the same chance; else, numbers of requests are
     spread as the exponential of a normal distribution with this deviation, their mean the same."""
     lengths: str = "kuairand-1k"
-    """Behaviours of users: a known distribution, a number, or two: "1024+32768@0.2", the second of a fifth of users."""
+    """Behaviours of users when they first come: a known distribution, a number, or two: "1024+32768@0.2", the second of
+    a fifth of users; "recorded": those of `recorded`; "store:NAME": those of `stored`."""
     longest: int = 131_072
     """Longer histories are cut to this."""
     new: float = 4.0
@@ -136,6 +70,10 @@ class Workload:
     past_s: float = 60.0
     """How much of the past is written, too: what servers may have kept of it."""
     seed: int = 0
+    recorded: Recorded | None = None
+    """Users who come back as they did, in place of the profile's."""
+    stored: Quantiles | None = None
+    """Behaviours of the users of a store."""
 
     def __post_init__(self) -> None:
         for field in ("rate", "seconds", "gap_s"):
@@ -152,10 +90,13 @@ class Workload:
             raise InvalidInput("profile", f"is {self.profile!r}; choose from {', '.join(PROFILES)}")
         if not 0 <= self.reuse < 1:
             raise InvalidInput("reuse", "must be at least 0 and below 1")
-        if self.skew and self.profile != "reuse":
-            raise InvalidInput("skew", f'is set by the profile "reuse" alone, not by {self.profile!r}')
-        if self.reuse and self.profile != "reuse":
-            raise InvalidInput("reuse", f'is set by the profile "reuse" alone, not by {self.profile!r}')
+        for field in ("reuse", "gap_s", "skew"):
+            if getattr(self, field) != getattr(Workload, field) and self.profile != "reuse":
+                raise InvalidInput(field, f'is set by the profile "reuse" alone, not by {self.profile!r}')
+        if self.recorded is not None and self.profile != Workload.profile:
+            raise InvalidInput("profile", f"is {self.profile!r}; recorded users come back as they did")
+        if self.recorded is not None and self.arrivals != "poisson":
+            raise InvalidInput("arrivals", f"are {self.arrivals!r}; recorded users come at any time: poisson")
         for field in ("candidates", "longest"):
             if getattr(self, field) < 1:
                 raise InvalidInput(field, "must be at least 1")
@@ -165,6 +106,13 @@ class Workload:
     def length_quantiles(self) -> Quantiles:
         if self.lengths in LENGTHS:
             return LENGTHS[self.lengths]
+        if self.lengths == RECORDED:
+            own = None if self.recorded is None else self.recorded.lengths
+            if own is None:
+                raise InvalidInput("lengths", "are to be the recorded ones, but no column length was recorded")
+            return own
+        if self.lengths.startswith(STORE) and self.stored is not None:
+            return self.stored
         two = _TWO.fullmatch(self.lengths)
         if two and int(two[1]) >= 1 and int(two[2]) >= int(two[1]) and 0 < float(two[3]) < 1:
             short, long, share = int(two[1]), int(two[2]), float(two[3])
@@ -177,26 +125,43 @@ class Workload:
             )
         return Quantiles.constant(int(self.lengths))
 
-    def trace(self, chains: Chains | None = None) -> Trace:
-        """The requests; by `chains` in place of the profile's."""
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where facts are from: of who comes when, and of how long histories are."""
+        return {"arrivals": self._chains().source, "lengths": self.length_quantiles.source}
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether facts of two sources are joined that nobody has seen together."""
+        return len({source for source in self.sources.values() if "set directly" not in source}) > 1
+
+    @property
+    def returning(self) -> bool:
+        """Whether anybody comes twice."""
+        return self.recorded.returning if self.recorded is not None else self.profile != "reuse" or self.reuse > 0
+
+    def told(self) -> dict[str, Any]:
+        """In plain values: what it was drawn from that is one's own by a digest, and left out where there is none."""
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        recorded, stored = told.pop("recorded"), told.pop("stored")
+        if recorded is not None:
+            told["recorded"] = recorded.digest
+        if stored is not None:
+            told["stored"] = hashlib.sha256(repr(stored.points).encode()).hexdigest()[:16]
+        return told
+
+    def trace(self) -> Trace:
+        """The requests."""
         random = np.random.default_rng(self.seed)
-        chains = chains or self._chains()
-        # Users begin at any time of the past from which they may still be here.
-        reach = self.past_s + chains.span_s
-        expected = self.rate / chains.mean * (reach + self.seconds)
-        if self.arrivals == "even":
-            begun = np.arange(-reach, self.seconds, chains.mean / self.rate)
-        else:
-            begun = random.uniform(-reach, self.seconds, random.poisson(expected))
-        user, since = chains.draw(random, len(begun))
-        at = begun[user] + since
-        kept = (at >= -self.past_s) & (at < self.seconds) & (since <= _LONGEST_S)
-        order = np.argsort(at[kept], kind="stable")
-        at, (_, user) = at[kept][order], np.unique(user[kept][order], return_inverse=True)
-        users = int(user.max(initial=-1)) + 1
+        drawn = self._chains().requests(random, self.rate, -self.past_s, self.seconds, self.arrivals)
+        order = np.argsort(drawn.at, kind="stable")
+        at, (_, came, user) = drawn.at[order], np.unique(drawn.user[order], return_index=True, return_inverse=True)
         visit = (running_sums(user, np.ones(len(user))) - 1).astype(np.int32)
         new = np.where(visit > 0, random.poisson(self.new, len(at)), 0)
-        first = np.rint(self.length_quantiles.draw(random, users)).astype(np.int64)
+        if self.lengths == RECORDED and drawn.length is not None:
+            first = drawn.length[order][came]
+        else:
+            first = np.rint(self.length_quantiles.draw(random, len(came))).astype(np.int64)
         length = np.minimum(first[user] + running_sums(user, new), self.longest)
         spread = math.log(self.stage_spread) / 2.326  # of a normal distribution, 99 in 100 lie below 2.326
         stages = [
@@ -212,15 +177,12 @@ class Workload:
             candidates=np.full(len(at), self.candidates, np.int32),
             retrieval_ms=stages[0],
             pre_processing_ms=stages[1],
-            made=self._made(chains.source),
+            made={"workload": self.told(), "sources": self.sources, "hybrid": self.hybrid},
         )
 
-    def _made(self, arrivals: str) -> dict[str, Any]:
-        sources = {"arrivals": arrivals, "lengths": self.length_quantiles.source}
-        real = {source for source in sources.values() if "set directly" not in source}
-        return {"workload": asdict(self), "sources": sources, "hybrid": len(real) > 1}
-
     def _chains(self) -> Chains:
+        if self.recorded is not None:
+            return self.recorded
         if self.profile == "globo":
             return Sessions(_globo_counts, GLOBO_SESSIONS.mean, GLOBO_GAPS)
         if self.profile == "refresh":
@@ -242,15 +204,3 @@ def _globo_counts(random: np.random.Generator, count: int) -> npt.NDArray[np.int
 
 def _refresh_counts(random: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
     return np.asarray(random.geometric(1 / _REFRESH_SESSION, count), np.int64)
-
-
-def running_sums(user: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Of each user by itself, in the order given."""
-    order = np.argsort(user, kind="stable")
-    sums = np.cumsum(values[order])
-    starts = np.flatnonzero(np.diff(user[order], prepend=-1))
-    before = np.where(starts > 0, sums[starts - 1], 0)
-    sums = sums - np.repeat(before, np.diff(np.append(starts, len(user))))
-    out: npt.NDArray[Any] = np.empty_like(sums)
-    out[order] = sums
-    return out

@@ -1,0 +1,99 @@
+"""Commands of the lab take the same traffic, and refuse by name what makes none."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from relaygr.cli.lab import lab
+from relaygr.history import LmdbStore
+from relaygr.lab.trace import Trace
+
+RECORDED = "user,at,length\na,0,1500\na,3,1504\nb,1,900\n"
+
+
+def options(command: str) -> dict[str, str | None]:
+    """What `--help` says of each."""
+    group = typer.main.get_command(lab)
+    assert isinstance(group, typer.core.TyperGroup)
+    found = group.commands[command].params
+    return {each.name or "": each.help for each in found if isinstance(each, typer.core.TyperOption)}
+
+
+def refused(arguments: Sequence[str]) -> str:
+    done = CliRunner().invoke(lab, arguments)
+    assert done.exit_code == 1, done.output
+    return " ".join(done.stderr.split())
+
+
+def test_a_search_takes_all_traffic_that_a_trace_does() -> None:
+    workload, slo, length = options("workload"), options("slo"), options("length")
+    own = {"rate", "seconds", "as_json"}
+    assert workload.keys() - slo.keys() <= own
+    assert all(slo[name] == said for name, said in workload.items() if name not in own)
+    assert {"retrieval_ms", "pre_processing_ms", "stage_spread", "new", "seed"} <= length.keys()
+    assert "recorded" not in length
+
+
+@pytest.mark.parametrize("command", ["slo", "length"])
+def test_help_says_what_stages_take_and_what_to_pass_on_a_gpu(command: str) -> None:
+    shown = " ".join(CliRunner().invoke(lab, [command, "--help"]).output.split())
+    for said in ("60%", "20%", "--device cuda", "--dtype bfloat16"):
+        assert said in shown, said
+
+
+def test_a_trace_is_written_of_recorded_users_and_their_lengths(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(RECORDED)
+    arguments = [
+        "workload",
+        str(tmp_path / "trace"),
+        "--recorded",
+        str(tmp_path / "mine.csv"),
+        "--rate",
+        "50",
+        "--json",
+    ]
+    told = json.loads(CliRunner().invoke(lab, arguments).stdout)
+    assert told["rate"] == pytest.approx(50, rel=0.15)
+    assert told["sources"] == {"arrivals": "recorded: mine.csv", "lengths": "recorded: mine.csv"}
+    assert not told["hybrid"]
+    assert set(Trace.load(tmp_path / "trace").length.tolist()) > {900, 1500}
+
+
+def test_a_trace_is_written_of_the_lengths_of_a_store(tmp_path: Path) -> None:
+    with LmdbStore(tmp_path / "store") as store:
+        store.append("a", [1] * 70, [0] * 70, list(range(70)))
+    arguments = [
+        "workload",
+        str(tmp_path / "trace"),
+        "--lengths",
+        f"store:{tmp_path / 'store'}",
+        "--new",
+        "0",
+        "--json",
+    ]
+    told = json.loads(CliRunner().invoke(lab, arguments).stdout)
+    assert "1 users in the store" in told["sources"]["lengths"]
+    assert set(Trace.load(tmp_path / "trace").length.tolist()) == {70}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--recorded", "missing.csv"], "recorded: cannot be read"),
+        (["--lengths", "store:missing"], "lengths: missing is no folder with a store"),
+        (["--lengths", "recorded"], "lengths: "),
+        (["--gap-s", "3"], "gap_s: "),
+        (["--retrieval-ms", "150", "--pre-processing-ms", "60"], "retrieval_ms: and pre_processing_ms are 210"),
+        (["--pre-processing-ms", "-1"], "pre_processing_ms: "),
+        (["--stage-spread", "0.5"], "stage_spread: "),
+        (["--mode", "fast"], "mode: "),
+    ],
+)
+def test_a_search_refuses_by_name_and_writes_nothing(tmp_path: Path, more: list[str], said: str) -> None:
+    probes = tmp_path / "probes.jsonl"
+    assert said in refused(["slo", str(probes), *more])
+    assert not probes.exists()
