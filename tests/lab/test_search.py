@@ -48,6 +48,16 @@ def test_what_is_not_confirmed_does_not_count() -> None:
     assert found < 95
 
 
+@pytest.mark.parametrize(("limit", "found"), [(107.0, 100 * 1.12**0.5), (104.0, 100.0)])
+def test_what_was_found_is_refined_by_half_a_step(limit: float, found: float) -> None:
+    assert driven(climb(100, 1.12, tries=9), lambda value, _: value <= limit)[0] == pytest.approx(found)
+
+
+def test_a_first_try_that_failed_by_bad_luck_costs_half_a_step() -> None:
+    found, _ = driven(climb(100, 1.12, tries=9), lambda value, number: number > 0 and value <= 110)
+    assert found == pytest.approx(100 / 1.12**0.5)
+
+
 def test_where_nothing_holds_nothing_is_found() -> None:
     assert driven(climb(50, tries=4), lambda value, _: False)[0] is None
 
