@@ -125,11 +125,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="cuda: calls of each kind")
     parser.add_argument("--seconds", type=float, default=1.0, help="cuda: how long each load lasts")
     parser.add_argument("--only", default="checks,calls,loads", help="cuda: which parts to run")
+    parser.add_argument("--shapes", default="d256,d512,d1024,dlrmv3", help="cuda: of calls and loads")
     options = parser.parse_args()
     if options.device == "cuda":
         import engine_gpu
 
-        engine_gpu.run(options.commit, options.out, options.rounds, options.seconds, options.only.split(","))
+        parts, shapes = options.only.split(","), options.shapes.split(",")
+        engine_gpu.run(options.commit, options.out, options.rounds, options.seconds, parts, shapes)
     else:
         on_a_cpu()
 

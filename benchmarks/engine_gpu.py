@@ -295,7 +295,7 @@ async def _load(
     }
 
 
-def run(commit: str, out: Path, rounds: int, seconds: float, parts: list[str]) -> None:
+def run(commit: str, out: Path, rounds: int, seconds: float, parts: list[str], shapes: list[str]) -> None:
     console = Console(width=150)
     result: dict[str, Any] = {"machine": machine(), "commit": commit}
     result["inputs"] = {"rounds": rounds, "seconds": seconds, "shapes": SHAPES, "extension": EXTENSION, "mixes": MIXES}
@@ -309,11 +309,11 @@ def run(commit: str, out: Path, rounds: int, seconds: float, parts: list[str]) -
             console.print(row)
         save()
     if "calls" in parts:
-        result["calls"] = [row for case in CALLS for row in run_on_uvloop(calls(*case, rounds))]
+        result["calls"] = [row for case in CALLS if case[0] in shapes for row in run_on_uvloop(calls(*case, rounds))]
         _print(console, f"{torch.cuda.get_device_name()}, bf16, medians of {rounds}", result["calls"])
         save()
     if "loads" in parts:
-        result["loads"] = [row for case in LOADS for row in run_on_uvloop(loads(*case, seconds))]
+        result["loads"] = [row for case in LOADS if case[0] in shapes for row in run_on_uvloop(loads(*case, seconds))]
         _print(console, "closed loops", result["loads"])
         save()
     console.print(f"written to {out}")
