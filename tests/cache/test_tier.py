@@ -237,6 +237,25 @@ def test_who_was_lined_up_for_being_in_both_tiers_stays_when_the_other_lets_go()
     assert [user for user in (20, 21, 22) if device.find(str(user)) is None] == [20, 22]
 
 
+def test_where_those_worth_the_least_are_needed_the_next_are_lined_up() -> None:
+    tier, weighed = Tier(200), list[int]()
+
+    def worth(held: HeldColumns) -> npt.NDArray[np.float64]:
+        weighed.append(len(held.last))
+        return np.array([float(user) for user in tier._held.users])
+
+    tier.worth = worth
+    leases = [Lease(tier.pool, str(user), fill(tier, str(user), 1).pages, 1.0) for user in range(100)]
+    for user in range(100, 201):
+        fill(tier, str(user), 1)
+    for user in range(201, 216):
+        fill(tier, str(user), 1)
+    assert sorted(int(one.user) for one in tier) == [*range(100), *range(116, 216)]
+    assert len(weighed) == 2  # of 64 all were needed, of 512 not; then one after the other
+    for lease in leases:
+        lease.release()
+
+
 def test_of_very_many_only_some_are_weighed() -> None:
     tier, weighed = Tier(9000), list[int]()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relaygr.lab.search import Search, bracket, climb, interleave
+from relaygr.lab.search import Search, bracket, climb, half_step, interleave
 
 
 def driven(search: Search, holds: Callable[[float, int], bool]) -> tuple[float | None, list[float]]:
@@ -48,14 +48,11 @@ def test_what_is_not_confirmed_does_not_count() -> None:
     assert found < 95
 
 
-@pytest.mark.parametrize(("limit", "found"), [(107.0, 100 * 1.12**0.5), (104.0, 100.0)])
-def test_what_was_found_is_refined_by_half_a_step(limit: float, found: float) -> None:
-    assert driven(climb(100, 1.12, tries=9), lambda value, _: value <= limit)[0] == pytest.approx(found)
-
-
-def test_a_first_try_that_failed_by_bad_luck_costs_half_a_step() -> None:
-    found, _ = driven(climb(100, 1.12, tries=9), lambda value, number: number > 0 and value <= 110)
-    assert found == pytest.approx(100 / 1.12**0.5)
+@pytest.mark.parametrize(("answers", "found"), [("yy", 110.0), ("yn", 100.0), ("n", 100.0)])
+def test_half_a_step_up_counts_where_it_holds_and_is_confirmed(answers: str, found: float) -> None:
+    reached, tried = driven(half_step(100.0, 1.21), lambda _, number: answers[number] == "y")
+    assert reached == pytest.approx(found)
+    assert len(tried) == len(answers)
 
 
 def test_where_nothing_holds_nothing_is_found() -> None:

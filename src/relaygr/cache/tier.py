@@ -135,12 +135,14 @@ class Tier:
 
     def _lined_up(self) -> Iterable[Prefix]:
         """Some of those worth the least; all, where that is not known."""
-        if not self._line:
-            least = self._weighed(4 * _LINED_UP)
+        for count in (4 * _LINED_UP, 32 * _LINED_UP, _LOOKED_AT) if not self._line else ():
+            least = self._weighed(count)
             if least is None:
                 return self
             unneeded = (prefix for prefix in least if self.pool.unpinned(prefix.pages) == len(prefix.pages))
             self._line = {prefix.user: None for prefix in itertools.islice(unneeded, _LINED_UP)}
+            if len(self._line) == _LINED_UP:
+                break
         return [self._prefixes[user] for user in self._line]
 
     def _in_order(self) -> Iterable[Prefix]:
@@ -152,13 +154,13 @@ class Tier:
 
     def _weighed(self, count: int) -> list[Prefix] | None:
         """Up to so many of those worth the least, in their order; None where that is not known."""
-        columns, users, begin = self._held.columns, self._held.users, 0
+        columns, users = self._held.columns, self._held.users
+        rows = np.arange(min(len(users), _LOOKED_AT))
         if len(users) > _LOOKED_AT:
-            begin = self._lot.randrange(len(users) - _LOOKED_AT + 1)
-            some = slice(begin, begin + _LOOKED_AT)
-            columns = HeldColumns(columns.last[some], columns.tokens[some], columns.twice[some])
+            rows = (rows + self._lot.randrange(len(users))) % len(users)
+            columns = HeldColumns(columns.last[rows], columns.tokens[rows], columns.twice[rows])
         worth = self.worth(columns)
         if worth is None:
             return None
-        rows = np.argpartition(worth, count)[:count] if len(worth) > count else np.arange(len(worth))
-        return [self._prefixes[users[begin + row]] for row in rows[np.argsort(worth[rows])].tolist()]
+        least = np.argpartition(worth, count)[:count] if len(worth) > count else np.arange(len(worth))
+        return [self._prefixes[users[row]] for row in rows[least[np.argsort(worth[least])]].tolist()]

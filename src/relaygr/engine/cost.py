@@ -145,10 +145,10 @@ class CostModel:
         _, token, pair, _, _ = self.steps.coefficients
         return new * token + (new * cached + new * (new + 1) / 2) * pair
 
-    def token_s(self, tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Of prefixes that long: what each of their tokens takes in the middle, computed from nothing."""
+    def prefix_s(self, tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """To compute prefixes of so many tokens from nothing: `append_s` of many at once."""
         _, token, pair, _, _ = self.steps.coefficients
-        return token + (tokens + 1) / 2 * pair
+        return tokens * token + tokens * (tokens + 1) / 2 * pair
 
     def score_s(self, candidates: int, tokens: int) -> float:
         """To score candidates on a prefix, beside a step's fixed cost."""

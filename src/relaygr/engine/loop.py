@@ -400,11 +400,11 @@ class EngineLoop:
             self.write_back.queue.offer(new, return_rate=self._returns.expected(new.user), saves_s=saved)
 
     def _worth(self, held: HeldColumns) -> npt.NDArray[np.float64] | None:
-        """Device time that keeping a token of each prefix saves, in a second; little where the other tier has it."""
+        """Device time that keeping a page of each prefix saves, in a second; little where the other tier has it."""
         rates = self._return_times.rates(held.last, self._clock.now())
         if rates is None:
             return None
-        worth = rates * self.cost.token_s(held.tokens)
+        worth = rates * self.cost.prefix_s(held.tokens) / np.maximum(np.ceil(held.tokens / PAGE), 1)
         return np.where(held.twice, _TWICE * worth, worth)
 
     def _claim_ended(self, build: Build | None) -> None:

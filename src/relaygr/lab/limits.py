@@ -1,5 +1,6 @@
 """The highest rate, and the longest history, at which a mode keeps to its budgets: searched on a real engine."""
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any, Final
 from relaygr.errors import RelayError
 from relaygr.lab.bench import Bench
 from relaygr.lab.probe import Device, Probe, ProbeFile
-from relaygr.lab.search import bracket, climb, interleave
+from relaygr.lab.search import bracket, climb, half_step, interleave
 from relaygr.serving.modes import Mode
 
 __all__ = ["Found", "Limits", "OutOfTime", "guess_length", "guess_rate"]
@@ -82,22 +83,37 @@ class Limits:
         highest: float = 1e9,
         **more: Any,
     ) -> Found:
-        """Search all of these modes side by side, each from its guess. Tries of one number have the same arrivals."""
+        """Search all of these modes side by side, each from its guess. Tries of one number have one seed.
+
+        What was found, and seen to fail a step above, is tried half a step up at last, where there is time.
+        """
         most = {mode: tries if isinstance(tries, int) else tries[mode] for mode in guesses}
-        best: dict[Mode, dict[str, Any]] = {}
+        held: dict[tuple[Mode, float], dict[str, Any]] = {}
+        lowest_failed = dict.fromkeys(guesses, float("inf"))
 
         async def once(mode: Mode, value: float, turn: int) -> bool:
             sampled = 2 if mode is Mode.RELAY_HOST_EXTEND else 0
-            told = await self.told(at(mode, value).tried(turn + 1), sampled=sampled, **more)
+            told = await self.told(at(mode, value).seeded(turn + 1), sampled=sampled, **more)
             if told["within budgets"]:
-                best[mode] = told
+                held[mode, value] = told
+            else:
+                lowest_failed[mode] = min(lowest_failed[mode], value)
             return bool(told["within budgets"])
 
         searches = {
             mode: climb(guess, factor, tries=most[mode], confirm=confirm, highest=highest)
             for mode, guess in guesses.items()
         }
-        return Found(await interleave(searches, once), best)
+        limits = await interleave(searches, once)
+        halves = {
+            mode: half_step(value, factor, confirm=confirm)
+            for mode, value in limits.items()
+            if value is not None and lowest_failed[mode] < value * factor * 1.001
+        }
+        last = max(most.values())
+        with contextlib.suppress(OutOfTime):
+            limits |= await interleave(halves, lambda mode, value, turn: once(mode, value, last + turn))
+        return Found(limits, {mode: held[mode, value] for mode, value in limits.items() if value is not None})
 
 
 def guess_rate(device: Device, at: At, mode: Mode, length: float, candidates: int, *, returning: bool) -> float:

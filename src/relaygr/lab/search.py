@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import TypeVar
 
-__all__ = ["Search", "bracket", "climb", "interleave"]
+__all__ = ["Search", "bracket", "climb", "half_step", "interleave"]
 
 K = TypeVar("K")
 
@@ -12,13 +12,12 @@ Search = Generator[float, bool, float | None]
 
 
 def climb(guess: float, factor: float = 1.15, *, tries: int = 5, confirm: int = 1, highest: float = 1e9) -> Search:
-    """From `guess` up while it holds, or down until it does; then `confirm` more tries of what was found; then once
-    half a step up, where tries are left.
+    """From `guess` up while it holds, or down until it does; then `confirm` more tries of what was found.
 
     Without a confirmation a value does not count: one that fails it is left for the next lower one. After `tries` the
     last value that held, and was confirmed where tries were left for that, is the answer.
     """
-    value, held, failed, left, halved = min(guess, highest), 0.0, float("inf"), tries, False
+    value, held, failed, left = min(guess, highest), 0.0, float("inf"), tries
     confirmed: dict[float, int] = {}
     while left > 0:
         left -= 1
@@ -30,9 +29,7 @@ def climb(guess: float, factor: float = 1.15, *, tries: int = 5, confirm: int = 
             if value <= held:
                 held = max((other for other in confirmed if other < failed), default=0.0)
         if held and confirmed[held] >= confirm and (held * factor >= failed * 0.999 or held >= highest):
-            if halved or held >= highest or left <= confirm:
-                break
-            factor, halved = factor**0.5, True
+            break
         ahead = min(held * factor, highest) if held else 0.0
         if not held:
             value = failed / (factor if failed > 0.7 * guess else factor**3)
@@ -43,6 +40,15 @@ def climb(guess: float, factor: float = 1.15, *, tries: int = 5, confirm: int = 
         else:
             break
     return held or None
+
+
+def half_step(held: float, factor: float, *, confirm: int = 1) -> Search:
+    """From what a climb found by steps of `factor` up by half of one, if that holds and is confirmed."""
+    value: float = held * factor**0.5
+    for _ in range(1 + confirm):
+        if not (yield value):
+            return held
+    return value
 
 
 async def interleave(

@@ -1,0 +1,55 @@
+"""What a search over probes tells: limits, and the probes they were seen in."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relaygr.lab.limits import Limits, OutOfTime
+from relaygr.lab.outcome import Budgets
+from relaygr.lab.probe import Probe, ProbeFile
+from relaygr.lab.tuning import Tuning
+from relaygr.lab.workload import Workload
+from relaygr.serving.modes import Mode
+
+MODES = (Mode.FULL, Mode.RELAY_HOST_EXTEND)
+
+
+class Scripted(Limits):
+    """Probes that are answered from a list, each mode's in turn; no time is left when it ends."""
+
+    def __init__(self, path: Path, answers: dict[Mode, str]) -> None:
+        super().__init__(None, ProbeFile(path))  # type: ignore[arg-type]
+        self.asked: list[tuple[Mode, float, int]] = []
+        self._answers = {mode: iter(each) for mode, each in answers.items()}
+
+    async def told(self, probe: Probe, *, sampled: int = 0, **more: Any) -> dict[str, Any]:
+        answer = next(self._answers[probe.mode], None)
+        if answer is None:
+            raise OutOfTime("no time is left")
+        self.asked.append((probe.mode, probe.workload.rate, probe.workload.seed))
+        return {"within budgets": answer == "y", "rate": probe.workload.rate}
+
+
+def at(mode: Mode, rate: float) -> Probe:
+    budgets = Budgets()
+    return Probe(mode, Workload(rate, 5.0, "refresh"), budgets, Tuning.of(budgets, mode))
+
+
+@pytest.mark.parametrize(
+    ("answers", "limit"),
+    [
+        ("ynyyy", 100 * 1.1),  # up fails; confirmed; half a step up holds twice
+        ("ynyyn", 100.0),  # holds there once only
+        ("ynyn", 100.0),
+        ("yny", 100.0),  # no time for that
+    ],
+)
+def test_what_is_told_of_a_limit_was_seen_at_that_limit(tmp_path: Path, answers: str, limit: float) -> None:
+    limits = Scripted(tmp_path / "probes", dict.fromkeys(MODES, answers))
+    found = asyncio.run(limits.search(at, dict.fromkeys(MODES, 100.0), factor=1.21, tries=5))
+    assert found.limits == {mode: pytest.approx(limit) for mode in MODES}
+    assert {mode: told["rate"] for mode, told in found.best.items()} == found.limits
+    seeds = [seed for mode, _, seed in limits.asked if mode is Mode.FULL]
+    assert len(set(seeds)) == len(seeds)
