@@ -383,6 +383,7 @@ class Headline:
 
     async def search(self, group: Group, row: Row, plan: Plan, bench: Bench) -> None:
         """Find the limits of the row's modes."""
+        bench.samples.clear()  # of a row there was no time for
         n = plan.n.get(row.name, 0)
 
         def at(mode: Mode, value: float) -> Probe:

@@ -49,14 +49,14 @@ def points() -> list[Point]:
         return [Point(condition, str(value), replace(BASE, **{field: value})) for value in values]
 
     found = [Point("base", "", BASE)]
-    found += varied("reuse", "reuse", (0.0, 0.95))
+    found += varied("reuse", "reuse", (0.0, 0.5, 0.75, 0.95))
     for left in (15.0, 60.0):
         load = replace(BASE, retrieval_ms=0.75 * left, pre_processing_ms=0.25 * left)
         found.append(Point("stages, ms", f"{left:g}", load))
-    found += varied("gap, s", "gap_s", (20.0,))
-    found += varied("lengths", "lengths", ("1024+32768@0.1",))
-    found += varied("skew", "skew", (1.5,))
-    found += varied("candidates", "candidates", (2048,))
+    found += varied("gap, s", "gap_s", (2.0, 20.0, 60.0))
+    found += varied("lengths", "lengths", ("1024+32768@0.02", "1024+32768@0.1", "1024+32768@0.5"))
+    found += varied("skew", "skew", (0.75, 1.5))
+    found += varied("candidates", "candidates", (128, 2048))
     return found + [Point("model", shape, BASE, shape) for shape in ("d256", "d1024")]
 
 
@@ -65,7 +65,7 @@ def device_of(shape: str) -> Device:
     pre-inference and ranks of 8,192 behaviours took of each."""
     known = json.loads((RESULTS / "costs-h200.json").read_text())
     n, (whole, _) = next((int(n), taken) for n, taken in known["unloaded_full_ms"].items())
-    config = EngineConfig(device_cache="96GiB", host_cache="72GiB", max_history=140_000)
+    config = EngineConfig(device_cache="116GiB", host_cache="84GiB", max_history=140_000)
     costs = SimulatedCosts(**known["costs"])
     device = Device(costs, known["page_bytes"], config)
     device = device.slower(whole / 1e3 / device.full_s(n, 512))

@@ -303,9 +303,10 @@ def headline_picture() -> str:
             times = found[mode] / found["full"] if found[mode] and found["full"] else None
             shown = _held(detail, mode) + (unit if found[mode] else "")
             held.append(Bar(name, colour, times, shown + (f", {times:.2f}×" if times and name == "relay" else "")))
-        what = "longest history, one at a time" if by_length else f"highest rate, {row['n']:,} behaviours"
+        what = "longest history" if by_length else f"highest rate, {row['n']:,} behaviours"
         ranking, pipeline = row["budgets_ms"]
-        returning = "nobody returns" if not row["reuse"] else f"reuse {row['reuse']:.2f}"
+        reuse = "" if row["reuse"] is None else f", reuse {row['reuse']:.2f}"
+        returning = "nobody returns" if row["reuse"] == 0 else detail["traffic"] + reuse
         groups.append(Bars(f"{detail['shape']}: {what}", f"{ranking:g} / {pipeline:g} ms, {returning}", held))
     about = "Bars: times what full holds in that row. Budgets: ranking / pipeline."
     return bars("What holds within the same budgets, on one NVIDIA H200", about, groups)
@@ -333,7 +334,7 @@ def sensitivity() -> str:
     lines += [
         "",
         f"Base: `d512`, {base['lengths']:,} behaviours, {base['candidates']} candidates, reuse {base['reuse']}, gaps "
-        f"of {base['gap_s']:g} s, stages of {stages} ms, budgets {ranking:g} / {pipeline:g} ms, 96 GiB and 72 GiB of "
+        f"of {base['gap_s']:g} s, stages of {stages} ms, budgets {ranking:g} / {pipeline:g} ms, 116 GiB and 84 GiB of "
         "memory. Rates are within 7% of the simulator's limits.",
     ]
     if any(row["condition"] == "model" for row in result["rows"]):
