@@ -2,40 +2,21 @@
 
 import argparse
 import asyncio
-import importlib.util
 import json
-import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+import headline
+from headline_plan import Plan, on_gpu
 from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
 from relaygr.lab.bench import Bench
 from relaygr.lab.limits import Found
 from relaygr.lab.probe import Device
 from relaygr.serving.modes import Mode
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture(scope="module")
-def headline() -> ModuleType:
-    """The benchmark, imported as it is run: beside its helpers."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        spec = importlib.util.spec_from_file_location("headline", ROOT / "benchmarks" / "headline.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["headline"] = module  # dataclasses look themselves up
-        spec.loader.exec_module(module)
-        return module
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
 
 
 def arguments(out: Path, device: str = "cuda") -> argparse.Namespace:
@@ -46,13 +27,11 @@ def told(reuse: float) -> dict[str, Any]:
     return {"reuse": reuse, "ranking P99": 9.5, "paths": {"FULL": 1.0}, "within budgets": True}
 
 
-def test_a_row_has_the_keys_that_others_read_and_null_where_nothing_was_found(
-    headline: ModuleType, tmp_path: Path
-) -> None:
-    group = headline.on_gpu("cuda")[0]
+def test_a_row_has_the_keys_that_others_read_and_null_where_nothing_was_found(tmp_path: Path) -> None:
+    group = on_gpu("cuda")[0]
     rows = {row.name: row for row in group.rows}
     device = Device(SimulatedCosts(), 2**21, EngineConfig())
-    plan = headline.Plan(
+    plan = Plan(
         tmp_path / "plan.json",
         device,
         {"half-10": 17_000},
@@ -81,20 +60,20 @@ def test_a_row_has_the_keys_that_others_read_and_null_where_nothing_was_found(
     assert table["commit"] == "abc"
 
 
-def test_a_plan_is_read_as_it_was_written(headline: ModuleType, tmp_path: Path) -> None:
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     device = Device(SimulatedCosts(), 2**21, EngineConfig())
-    plan = headline.Plan(tmp_path / "plan.json", device, {"a": 1}, {"a": {"full": 2.0}}, {"a": (1, 2.0, 3.0)})
+    plan = Plan(tmp_path / "plan.json", device, {"a": 1}, {"a": {"full": 2.0}}, {"a": (1, 2.0, 3.0)})
     plan.save()
-    assert headline.Plan.load(tmp_path / "plan.json") == plan
+    assert Plan.load(tmp_path / "plan.json") == plan
 
 
-def test_without_time_nothing_is_opened(headline: ModuleType, tmp_path: Path) -> None:
+def test_without_time_nothing_is_opened(tmp_path: Path) -> None:
     searched = headline.Headline(argparse.Namespace(**vars(arguments(tmp_path)) | {"minutes": 0.0}))
     asyncio.run(searched.run())
     assert not list(tmp_path.iterdir())
 
 
-def test_nobody_simulates_on_while_probes_run(headline: ModuleType, tmp_path: Path) -> None:
+def test_nobody_simulates_on_while_probes_run(tmp_path: Path) -> None:
     with headline.Headline(arguments(tmp_path)).workers() as pool:
         pool.submit(time.sleep, 600)
         workers = list(pool._processes.values())
@@ -102,18 +81,15 @@ def test_nobody_simulates_on_while_probes_run(headline: ModuleType, tmp_path: Pa
     assert not any(worker.is_alive() for worker in workers)
 
 
-def test_what_was_measured_on_a_gpu_is_simulated_elsewhere(
-    headline: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # where processes that simulate look
+def test_what_was_measured_on_a_gpu_is_simulated_elsewhere(tmp_path: Path) -> None:
     chosen = {"part": "guess", "only": ["half-10"], "minutes": 60.0}
     searched = headline.Headline(argparse.Namespace(**vars(arguments(tmp_path)) | chosen))
     with pytest.raises(SystemExit, match="measure first"):
         asyncio.run(searched.run())
     path = tmp_path / "headline-plan-d512.json"
     device = Device(SimulatedCosts(), 2**21, EngineConfig())
-    headline.Plan(path, device, {"half-10": 256}, {}, {"half-10": (256, 5.0, 5.5)}).save()
+    Plan(path, device, {"half-10": 256}, {}, {"half-10": (256, 5.0, 5.5)}).save()
     asyncio.run(searched.run())
-    guesses = headline.Plan.load(path).guesses["half-10"]
+    guesses = Plan.load(path).guesses["half-10"]
     assert set(guesses) == {mode.value for mode in headline.SEARCHED}
     assert all(rate > 0 for rate in guesses.values())

@@ -1,19 +1,10 @@
 """Intervals over users: what is computed by weights is what repeating the users gives."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+import intervals
 from relaygr.train.metrics import auc
-
-_path = Path(__file__).resolve().parent.parent / "benchmarks" / "intervals.py"
-_spec = importlib.util.spec_from_file_location("intervals", _path)
-assert _spec is not None
-assert _spec.loader is not None
-intervals = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(intervals)
 
 RANDOM = np.random.default_rng(0)
 USERS = np.sort(RANDOM.integers(0, 20, 400)) * 7
