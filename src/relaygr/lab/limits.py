@@ -121,7 +121,7 @@ def guess_rate(device: Device, at: At, mode: Mode, length: float, candidates: in
     kept = mode.keeps and returning
     share = 0.7 if kept or mode is Mode.RELAY_HOST_EXTEND else 0.15
     begin = share / device.full_s(int(length), candidates)
-    return bracket(lambda rate: bool(device.simulate(at(mode, rate))["within budgets"]), begin, tries=6)
+    return bracket(lambda rate: bool(device.simulate(at(mode, rate))["within budgets"]), begin, tries=10)
 
 
 def guess_length(device: Device, at: At, mode: Mode, candidates: int, highest: float, *, returning: bool) -> float:
