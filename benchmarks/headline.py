@@ -29,7 +29,7 @@ import uvloop
 from rich.console import Console
 
 from common import commit, machine
-from headline_plan import Group, Plan, Row, guess, length_of, on_cpu, on_gpu, probe_at, tuning_of
+from headline_plan import Group, Plan, Row, guess, on_cpu, on_gpu, probe_at, tuning_of
 from relaygr.engine.simulated import H200, SimulatedExecutor, SimulatedModel
 from relaygr.engine.step import Executor, Model
 from relaygr.lab.bench import Bench
@@ -52,6 +52,8 @@ def simulated(group: Group) -> SimulatedExecutor:
 
 
 class Headline:
+    """One call: what was asked for, the time that is left, and the table so far."""
+
     def __init__(self, args: argparse.Namespace) -> None:
         self.out: Path = args.out
         self.name = {"cuda": "h200"}.get(args.device, args.device)
@@ -63,7 +65,6 @@ class Headline:
         self.probes = ProbeFile(self.out / "headline-probes.jsonl")
         self.path = self.out / f"headline-{self.name}.json"
         self.table: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
-        self.table.setdefault("shapes", {})
         self.table.setdefault("details", {})
 
     def chosen(self) -> list[tuple[Group, list[Row]]]:
@@ -136,8 +137,9 @@ class Headline:
             if row.kind == "rate":
                 n = plan.n[row.name] = row.n or await self.half(row, group, plan, bench)
             stepped = tuning_of(row, Mode.RELAY_HOST_EXTEND, plan.device).step_ms
-            alone = [await self.alone(group, n, step_ms, bench) for step_ms in (row.budgets.ranking_ms, stepped)]
-            plan.unloaded[row.name] = n, alone[0], alone[1]
+            whole = await bench.unloaded(n, group.candidates, row.budgets.ranking_ms)
+            steps = await bench.unloaded(n, group.candidates, stepped)
+            plan.unloaded[row.name] = n, whole.full, steps.full
             plan.save()
         if self.part == "measure":
             return plan
@@ -201,17 +203,13 @@ class Headline:
         spent_ms = 0.6 * row.budgets.lead_ms if early else 0.8 * row.budgets.ranking_ms
         return min(float(device.length_for(spent_ms / 1e3, group.candidates)), self.highest(group))
 
-    async def alone(self, group: Group, n: int, step_ms: float, bench: Bench) -> float:
-        alone = await bench.unloaded(n, group.candidates, step_ms)
-        return alone.full
-
     async def half(self, row: Row, group: Group, plan: Plan, bench: Bench) -> int:
         """Behaviours that take half the ranking budget in full, alone: what the profile says, put right by trying."""
         wanted = row.budgets.ranking_ms / 2
         n, tried = plan.device.length_for(wanted / 1e3, group.candidates), dict[int, float]()
         for _ in range(3):
             n = max(256, min(n, int((group.config.max_history or n) * 0.9)) // 128 * 128)
-            tried[n] = await self.alone(group, n, row.budgets.ranking_ms, bench)
+            tried[n] = (await bench.unloaded(n, group.candidates, row.budgets.ranking_ms)).full
             n = plan.device.length_for(plan.device.full_s(n, group.candidates) * wanted / tried[n], group.candidates)
         return min(tried, key=lambda n: abs(tried[n] - wanted))
 
@@ -236,6 +234,7 @@ class Headline:
             tries=row.tries,
             confirm=row.confirm,
             highest=self.highest(group) if row.kind == "length" else 1e9,
+            sent=lambda probe: int(probe.workload.lengths) if row.kind == "length" else probe.workload.rate,
             row=row.name,
         )
         self.write(group, row, plan, found, bench)
@@ -246,7 +245,7 @@ class Headline:
         for mode in OTHERS if row.kind == "rate" and rate is not None else ():
             device = plan.measured(row, group.candidates)
             probe = probe_at(row, group, device, mode, rate, plan.n[row.name])
-            await self.limits(row, bench).told(probe.seeded(1), row=row.name, other=True)
+            await self.limits(row, bench).told(probe.tried(1), row=row.name, other=True)
 
     @staticmethod
     def highest(group: Group) -> float:
@@ -255,8 +254,6 @@ class Headline:
 
     def write(self, group: Group, row: Row, plan: Plan, found: Found, bench: Bench) -> None:
         """The row, and everything that is known, to the table's file."""
-        if row.kind == "length":  # as long as was sent
-            found.limits = {mode: value and length_of(value) for mode, value in found.limits.items()}
         relay = found.limits[Mode.RELAY_HOST_EXTEND]
         told = found.best.get(Mode.RELAY_HOST_EXTEND, {})
         ratios = {mode.value: found.ratio(mode) for mode in (Mode.FULL, Mode.CACHE)}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 from relaygr.config import EngineConfig
-from relaygr.engine.simulated import SimulatedCosts
 from relaygr.lab.limits import guess_length, guess_rate
 from relaygr.lab.outcome import Budgets
 from relaygr.lab.probe import Device, Probe
@@ -135,8 +134,7 @@ class Plan:
     @staticmethod
     def load(path: Path) -> "Plan":
         told = json.loads(path.read_text())
-        device = told["device"]
-        known = Device(SimulatedCosts(**device["costs"]), device["page_bytes"], EngineConfig(**device["config"]))
+        known = Device.of(told["device"])
         unloaded = {row: (int(n), float(whole), float(steps)) for row, (n, whole, steps) in told["unloaded"].items()}
         return Plan(path, known, told["n"], told["guesses"], unloaded, told.get("rough", {}))
 

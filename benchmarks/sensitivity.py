@@ -31,6 +31,7 @@ BASE = Workload(
     1.0, 1.0, "reuse", reuse=0.875, gap_s=5.0, lengths="32768", longest=1 << 24, candidates=512, past_s=16.0,
     retrieval_ms=90.0, pre_processing_ms=30.0, stage_spread=1.25,
 )  # fmt: skip
+CONFIG = EngineConfig(device_cache="116GiB", host_cache="84GiB", max_history=140_000)
 console = Console(stderr=True)
 
 
@@ -65,9 +66,8 @@ def device_of(shape: str) -> Device:
     pre-inference and ranks of 8,192 behaviours took of each."""
     known = json.loads((RESULTS / "costs-h200.json").read_text())
     n, (whole, _) = next((int(n), taken) for n, taken in known["unloaded_full_ms"].items())
-    config = EngineConfig(device_cache="116GiB", host_cache="84GiB", max_history=140_000)
     costs = SimulatedCosts(**known["costs"])
-    device = Device(costs, known["page_bytes"], config)
+    device = Device(costs, known["page_bytes"], CONFIG)
     device = device.slower(whole / 1e3 / device.full_s(n, 512))
     if shape == known["shape"]:
         return device
@@ -82,7 +82,7 @@ def device_of(shape: str) -> Device:
         candidate_pair=costs.candidate_pair * rank,
         page=costs.page * size,
     )
-    return Device(scaled, round(device.page_bytes * size), config)
+    return Device(scaled, round(device.page_bytes * size), CONFIG)
 
 
 def times(shape: str, call: str) -> float:
@@ -145,7 +145,14 @@ def main() -> None:
                 "costs": "costs-h200.json",
                 "commit": commit(),
                 "budgets_ms": [BUDGETS.ranking_ms, BUDGETS.pipeline_ms],
-                "base": {"reuse": 0.875, "gap_s": 5.0, "lengths": 32768, "candidates": 512, "stages_ms": [90, 30]},
+                "memory": [CONFIG.device_cache, CONFIG.host_cache],
+                "base": {
+                    "reuse": BASE.reuse,
+                    "gap_s": BASE.gap_s,
+                    "lengths": int(BASE.lengths),
+                    "candidates": BASE.candidates,
+                    "stages_ms": [BASE.retrieval_ms, BASE.pre_processing_ms],
+                },
                 "rows": rows,
             }
             (RESULTS / "sensitivity-simulated.json").write_text(json.dumps(result, indent=1) + "\n")

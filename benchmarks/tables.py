@@ -302,7 +302,7 @@ def headline_picture() -> str:
         for mode, name, colour in MODES:
             times = found[mode] / found["full"] if found[mode] and found["full"] else None
             shown = _held(detail, mode) + (unit if found[mode] else "")
-            held.append(Bar(name, colour, times, shown + (f", {times:.2f}×" if times and name == "relay" else "")))
+            held.append(Bar(name, colour, times, shown + (f", {times:.2f}×" if times and name != "full" else "")))
         what = "longest history" if by_length else f"highest rate, {row['n']:,} behaviours"
         ranking, pipeline = row["budgets_ms"]
         reuse = "" if row["reuse"] is None else f", reuse {row['reuse']:.2f}"
@@ -334,8 +334,8 @@ def sensitivity() -> str:
     lines += [
         "",
         f"Base: `d512`, {base['lengths']:,} behaviours, {base['candidates']} candidates, reuse {base['reuse']}, gaps "
-        f"of {base['gap_s']:g} s, stages of {stages} ms, budgets {ranking:g} / {pipeline:g} ms, 116 GiB and 84 GiB of "
-        "memory. Rates are within 7% of the simulator's limits.",
+        f"of {base['gap_s']:g} s, stages of {stages} ms, budgets {ranking:g} / {pipeline:g} ms, "
+        f"{' and '.join(result['memory'])} of memory. Rates are within 7% of the simulator's limits.",
     ]
     if any(row["condition"] == "model" for row in result["rows"]):
         lines[-1] += " Other models: costs in proportion to what their calls of 8,192 behaviours took."

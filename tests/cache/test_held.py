@@ -13,8 +13,8 @@ def test_columns_are_those_of_their_users_after_any_comings_and_goings() -> None
         user = f"u{lot.randrange(150)}"
         action = lot.choice(("add", "remove", "seen", "twice"))
         if action == "add" and user not in model:
-            held.add(user, turn, twice=bool(turn % 2))
-            model[user] = [-np.inf, turn, turn % 2]
+            held.add(user, last=0.5, tokens=turn, twice=bool(turn % 2))
+            model[user] = [0.5, turn, turn % 2]
         elif action == "remove" and user in model:
             held.remove(user)
             del model[user]
@@ -23,7 +23,7 @@ def test_columns_are_those_of_their_users_after_any_comings_and_goings() -> None
             if user in model:
                 model[user][0] = turn
         elif action == "twice":
-            held.is_twice(user, bool(turn % 3))
+            held.set_twice(user, bool(turn % 3))
             if user in model:
                 model[user][2] = bool(turn % 3)
         rows = np.array([model[each] for each in held.users]).reshape(-1, 3)

@@ -40,8 +40,8 @@ WORKLOAD = Workload(
 CONFIG = EngineConfig(device_cache="8MiB", host_cache="4MiB", max_history=1024)
 
 
-def probe(mode: Mode) -> Probe:
-    return Probe(mode, WORKLOAD, BUDGETS, replace(Tuning.of(BUDGETS, mode), target_ms=1e-3))
+def probe(mode: Mode, *, seed: int = 0) -> Probe:
+    return Probe(mode, replace(WORKLOAD, seed=seed), BUDGETS, replace(Tuning.of(BUDGETS, mode), target_ms=1e-3))
 
 
 def test_each_mode_serves_the_same_requests_with_the_scores_of_full_inference() -> None:
@@ -112,7 +112,7 @@ def test_one_engine_at_a_time_stands_on_a_device() -> None:
 
 def test_probes_are_kept_by_what_they_are(tmp_path: Path) -> None:
     file = ProbeFile(tmp_path / "probes.jsonl")
-    one, other = probe(Mode.FULL), probe(Mode.FULL).seeded(1)
+    one, other = probe(Mode.FULL), probe(Mode.FULL, seed=1)
     file.add(one, {"failed": 0.0}, row="x")
     assert file.find(other) is None
     again = ProbeFile(tmp_path / "probes.jsonl")
@@ -158,7 +158,7 @@ def test_a_search_begins_where_it_did_before(tmp_path: Path) -> None:
 
 
 def test_tries_have_arrivals_of_their_own_for_each_seed() -> None:
-    seeds = [probe(Mode.FULL).seeded(seed).tried(number).workload.seed for seed in (0, 1) for number in (1, 2)]
+    seeds = [probe(Mode.FULL, seed=seed).tried(number).workload.seed for seed in (0, 1) for number in (1, 2)]
     assert seeds == [1, 2, 1001, 1002]
 
 

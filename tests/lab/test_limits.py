@@ -34,7 +34,7 @@ class Scripted(Limits):
 
 def at(mode: Mode, rate: float) -> Probe:
     budgets = Budgets()
-    return Probe(mode, Workload(rate, 5.0, "refresh"), budgets, Tuning.of(budgets, mode))
+    return Probe(mode, Workload(rate, 5.0, "refresh", seed=2), budgets, Tuning.of(budgets, mode))
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,13 @@ def test_what_is_told_of_a_limit_was_seen_at_that_limit(tmp_path: Path, answers:
     assert found.limits == {mode: pytest.approx(limit) for mode in MODES}
     assert {mode: told["rate"] for mode, told in found.best.items()} == found.limits
     seeds = [seed for mode, _, seed in limits.asked if mode is Mode.FULL]
-    assert len(set(seeds)) == len(seeds)
+    assert seeds == [2001, 2002, 2003, 2101, 2102][: len(answers)]
+
+
+def test_limits_are_told_as_they_were_sent_and_none_is_above_what_failed(tmp_path: Path) -> None:
+    limits = Scripted(tmp_path / "probes", {Mode.FULL: "ynyyy"})
+    found = asyncio.run(
+        limits.search(at, {Mode.FULL: 100.0}, factor=1.21, tries=5, highest=110.0, sent=lambda probe: 1e3)
+    )
+    assert found.limits == {Mode.FULL: 1e3}
+    assert max(rate for _, rate, _ in limits.asked[3:]) < 110.0

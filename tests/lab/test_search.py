@@ -50,7 +50,7 @@ def test_what_is_not_confirmed_does_not_count() -> None:
 
 @pytest.mark.parametrize(("answers", "found"), [("yy", 110.0), ("yn", 100.0), ("n", 100.0)])
 def test_half_a_step_up_counts_where_it_holds_and_is_confirmed(answers: str, found: float) -> None:
-    reached, tried = driven(half_step(100.0, 1.21), lambda _, number: answers[number] == "y")
+    reached, tried = driven(half_step(100.0, 121.0), lambda _, number: answers[number] == "y")
     assert reached == pytest.approx(found)
     assert len(tried) == len(answers)
 

@@ -1,13 +1,11 @@
 """What a tier holds, as columns: all of it is weighed at once when something has to go."""
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = ["Held", "HeldColumns"]
-
-_NEVER: Final = -np.inf
 
 
 class HeldColumns(NamedTuple):
@@ -33,14 +31,14 @@ class Held:
         count = len(self.users)
         return HeldColumns(last[:count], tokens[:count], twice[:count])
 
-    def add(self, user: str, tokens: int, *, twice: bool) -> None:
+    def add(self, user: str, *, last: float, tokens: int, twice: bool) -> None:
         row = self._row[user] = len(self.users)
         self.users.append(user)
-        last, held, both = self._columns
-        if row == len(last):
-            last, held, both = np.tile(last, 2), np.tile(held, 2), np.tile(both, 2)
-            self._columns = HeldColumns(last, held, both)
-        last[row], held[row], both[row] = _NEVER, tokens, twice
+        if row == len(self._columns.last):
+            columns = self._columns
+            self._columns = HeldColumns(np.tile(columns.last, 2), np.tile(columns.tokens, 2), np.tile(columns.twice, 2))
+        for column, value in zip(self._columns, (last, tokens, twice), strict=True):
+            column[row] = value
 
     def remove(self, user: str) -> None:
         row, moved = self._row.pop(user), self.users.pop()
@@ -55,7 +53,7 @@ class Held:
         if row is not None:
             self._columns.last[row] = at
 
-    def is_twice(self, user: str, twice: bool) -> None:
+    def set_twice(self, user: str, twice: bool) -> None:
         """Whether the other tier has it by now; whether or not anything is held."""
         row = self._row.get(user)
         if row is not None:

@@ -19,8 +19,6 @@ _STEP: Final = math.log(1.3)
 _EDGES: Final[npt.NDArray[np.float64]] = np.concatenate(([0.0], 0.1 * np.exp(_STEP * np.arange(50))))
 """Ages in seconds, up to half a day; beyond, nobody is expected back."""
 _WIDTHS: Final = np.diff(_EDGES)
-_YOUNGEST: Final = 0.08
-"""What is younger lies where this does, between the first two edges."""
 _GAPS: Final = 4096
 _ENOUGH: Final = 64
 """Returns that must have been seen before anything is concluded."""
@@ -136,9 +134,8 @@ def _lot(user: str) -> int:
 
 def _bins(ages: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Between which edges each age lies; behind the last one, the number of widths."""
-    bins = np.log(np.maximum(ages, _YOUNGEST) / _EDGES[1]) / _STEP + 1
-    whole: npt.NDArray[np.int64] = np.minimum(bins, len(_WIDTHS)).astype(np.int64)
-    return whole
+    bins: npt.NDArray[np.int64] = np.clip(np.searchsorted(_EDGES, ages, side="right") - 1, 0, len(_WIDTHS))
+    return bins
 
 
 def _best_rates(hazard: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -29,7 +29,8 @@ _LINED_UP: Final = 16
 class Tier:
     """Prefixes by user, least recently used first; those that nobody needs are evicted when pages are.
 
-    Where `worth` is known, the prefix that is worth the least goes first: of all, or of many drawn by lot.
+    Where `worth` is known, the prefix that is worth the least goes first: of all, or where there are very
+    many, of a stretch that begins anywhere.
     """
 
     def __init__(self, pages: int) -> None:
@@ -74,8 +75,7 @@ class Tier:
         self.pool.own(prefix.pages)
         self.drop(user)
         self._prefixes[user] = prefix
-        self._held.add(user, prefix.tokens, twice=twin is not None and twin.covers(prefix))
-        self._held.seen(user, seen)
+        self._held.add(user, last=seen, tokens=prefix.tokens, twice=twin is not None and twin.covers(prefix))
         if self.other is not None and twin is not None:
             self.other._twin(user, twice=prefix.covers(twin))
 
@@ -99,7 +99,7 @@ class Tier:
 
     def _twin(self, user: str, *, twice: bool) -> None:
         """What the other tier has of the user has changed, and with it what theirs is worth here."""
-        self._held.is_twice(user, twice)
+        self._held.set_twice(user, twice)
         self._line.pop(user, None)
 
     def can_reserve(self, count: int, shared: Pages) -> bool:
@@ -117,7 +117,8 @@ class Tier:
 
     def _evict(self, count: int) -> None:
         """Evict until `count` pages are free: first prefixes that nobody needs any page of, then any that free one."""
-        for candidates, whole in ((self._lined_up, True), (self._in_order, True), (self._in_order, False)):
+        line = (self._lined_up, True)
+        for candidates, whole in (line, line, (self._in_order, True), (self._in_order, False)):
             missing = count - self.pool.free
             if missing <= 0:
                 return
@@ -135,25 +136,23 @@ class Tier:
 
     def _lined_up(self) -> Iterable[Prefix]:
         """Some of those worth the least; all, where that is not known."""
-        for count in (4 * _LINED_UP, 32 * _LINED_UP, _LOOKED_AT) if not self._line else ():
-            least = self._weighed(count)
+        if not self._line:
+            least = self._weighed()
             if least is None:
                 return self
             unneeded = (prefix for prefix in least if self.pool.unpinned(prefix.pages) == len(prefix.pages))
             self._line = {prefix.user: None for prefix in itertools.islice(unneeded, _LINED_UP)}
-            if len(self._line) == _LINED_UP:
-                break
         return [self._prefixes[user] for user in self._line]
 
     def _in_order(self) -> Iterable[Prefix]:
         """All of them."""
         self._line.clear()
-        first = self._weighed(_LOOKED_AT) or []
+        first = list(self._weighed() or ())
         told = {prefix.user for prefix in first}
         return [*first, *(prefix for prefix in self if prefix.user not in told)]
 
-    def _weighed(self, count: int) -> list[Prefix] | None:
-        """Up to so many of those worth the least, in their order; None where that is not known."""
+    def _weighed(self) -> Iterator[Prefix] | None:
+        """Prefixes, those worth the least first; None where that is not known."""
         columns, users = self._held.columns, self._held.users
         rows = np.arange(min(len(users), _LOOKED_AT))
         if len(users) > _LOOKED_AT:
@@ -162,5 +161,4 @@ class Tier:
         worth = self.worth(columns)
         if worth is None:
             return None
-        least = np.argpartition(worth, count)[:count] if len(worth) > count else np.arange(len(worth))
-        return [self._prefixes[users[row]] for row in rows[least[np.argsort(worth[least])]].tolist()]
+        return (self._prefixes[users[row]] for row in rows[np.argsort(worth)].tolist())

@@ -191,6 +191,9 @@ class _Search:
     def traffic(self) -> dict[str, Any]:
         return {"sources": self.workload.sources, "hybrid": self.workload.hybrid}
 
+    def _sent(self, probe: "Probe") -> float:
+        return probe.workload.rate if self.what == "rate" else float(probe.workload.lengths)
+
     async def run(self, probes: Path, modes: "list[Mode]") -> "tuple[Found, Start]":
         from relaygr.lab.limits import Limits
         from relaygr.lab.probe import ProbeFile
@@ -204,7 +207,9 @@ class _Search:
             limits = Limits(bench, file, lambda line: console.print(line, highlight=False))
             wanted = self.at(start.device)
             guesses = {each: start.guesses[each] for each in modes}
-            found = await limits.search(wanted, guesses, tries=self.tries, highest=self.highest, traffic=self.traffic)
+            found = await limits.search(
+                wanted, guesses, tries=self.tries, highest=self.highest, sent=self._sent, traffic=self.traffic
+            )
             held = found.limits.get(Mode.RELAY_HOST_EXTEND)
             for each in Mode:
                 beside = self.what == "rate" and each not in modes and each is not Mode.RANDOM_ROUTING  # no router here

@@ -19,13 +19,15 @@ At = Callable[[Mode, float], Probe]
 
 _SETTLING_S: Final = 12.0
 """What a probe may take beside its requests."""
+_HALF_STEPS: Final = 100
+"""Tries before them, for their arrivals: more than any search has."""
 
 
 class OutOfTime(RelayError):
     """No time is left for one more probe."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Found:
     """What a search came to."""
 
@@ -78,22 +80,23 @@ class Limits:
         guesses: Mapping[Mode, float],
         *,
         factor: float = 1.12,
-        tries: Mapping[Mode, int] | int = 5,
+        tries: int = 5,
         confirm: int = 1,
         highest: float = 1e9,
+        sent: Callable[[Probe], float] = lambda probe: probe.workload.rate,
         **more: Any,
     ) -> Found:
-        """Search all of these modes side by side, each from its guess. Tries of one number have one seed.
+        """Search all of these modes side by side, each from its guess. Tries of one number have the same arrivals.
 
-        What was found, and seen to fail a step above, is tried half a step up at last, where there is time.
+        What was found, and seen to fail a step above, is tried half a step up at last, where there is time. Limits are
+        told as they were `sent`, which rounds.
         """
-        most = {mode: tries if isinstance(tries, int) else tries[mode] for mode in guesses}
         held: dict[tuple[Mode, float], dict[str, Any]] = {}
         lowest_failed = dict.fromkeys(guesses, float("inf"))
 
         async def once(mode: Mode, value: float, turn: int) -> bool:
             sampled = 2 if mode is Mode.RELAY_HOST_EXTEND else 0
-            told = await self.told(at(mode, value).seeded(turn + 1), sampled=sampled, **more)
+            told = await self.told(at(mode, value).tried(turn + 1), sampled=sampled, **more)
             if told["within budgets"]:
                 held[mode, value] = told
             else:
@@ -101,19 +104,20 @@ class Limits:
             return bool(told["within budgets"])
 
         searches = {
-            mode: climb(guess, factor, tries=most[mode], confirm=confirm, highest=highest)
-            for mode, guess in guesses.items()
+            mode: climb(guess, factor, tries=tries, confirm=confirm, highest=highest) for mode, guess in guesses.items()
         }
         limits = await interleave(searches, once)
         halves = {
-            mode: half_step(value, factor, confirm=confirm)
+            mode: half_step(value, lowest_failed[mode], confirm=confirm)
             for mode, value in limits.items()
             if value is not None and lowest_failed[mode] < value * factor * 1.001
         }
-        last = max(most.values())
         with contextlib.suppress(OutOfTime):
-            limits |= await interleave(halves, lambda mode, value, turn: once(mode, value, last + turn))
-        return Found(limits, {mode: held[mode, value] for mode, value in limits.items() if value is not None})
+            limits |= await interleave(halves, lambda mode, value, turn: once(mode, value, _HALF_STEPS + turn))
+        return Found(
+            {mode: None if value is None else sent(at(mode, value)) for mode, value in limits.items()},
+            {mode: held[mode, value] for mode, value in limits.items() if value is not None},
+        )
 
 
 def guess_rate(device: Device, at: At, mode: Mode, length: float, candidates: int, *, returning: bool) -> float:

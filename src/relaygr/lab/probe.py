@@ -42,12 +42,9 @@ class Probe:
         seconds = min(max(requests / rate, low), high)
         return replace(self, workload=replace(self.workload, rate=rate, lengths=lengths, seconds=seconds))
 
-    def seeded(self, seed: int) -> "Probe":
-        return replace(self, workload=replace(self.workload, seed=seed))
-
     def tried(self, number: int) -> "Probe":
         """As it is tried for the how manyth time, from 1 on: with other arrivals each time, and for each seed."""
-        return self.seeded(1000 * self.workload.seed + number)
+        return replace(self, workload=replace(self.workload, seed=1000 * self.workload.seed + number))
 
     def trace(self) -> Trace:
         return self.workload.trace()

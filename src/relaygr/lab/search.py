@@ -1,5 +1,6 @@
 """The highest value that holds, found with few tries: from a guess, step by step, and confirmed."""
 
+import math
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import TypeVar
 
@@ -42,9 +43,9 @@ def climb(guess: float, factor: float = 1.15, *, tries: int = 5, confirm: int = 
     return held or None
 
 
-def half_step(held: float, factor: float, *, confirm: int = 1) -> Search:
-    """From what a climb found by steps of `factor` up by half of one, if that holds and is confirmed."""
-    value: float = held * factor**0.5
+def half_step(held: float, failed: float, *, confirm: int = 1) -> Search:
+    """From what a climb found halfway up to the lowest that failed, if that holds and is confirmed."""
+    value = math.sqrt(held * failed)
     for _ in range(1 + confirm):
         if not (yield value):
             return held
