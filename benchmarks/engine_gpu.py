@@ -296,9 +296,12 @@ async def _load(
 
 
 def run(commit: str, out: Path, rounds: int, seconds: float, parts: list[str], shapes: list[str]) -> None:
+    if unknown := set(shapes) - set(SHAPES):
+        raise SystemExit(f"no shape is called {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
     console = Console(width=150)
     result: dict[str, Any] = {"machine": machine(), "commit": commit}
-    result["inputs"] = {"rounds": rounds, "seconds": seconds, "shapes": SHAPES, "extension": EXTENSION, "mixes": MIXES}
+    chosen = {shape: SHAPES[shape] for shape in shapes}
+    result["inputs"] = {"rounds": rounds, "seconds": seconds, "shapes": chosen, "extension": EXTENSION, "mixes": MIXES}
 
     def save() -> None:
         out.write_text(json.dumps(result, indent=2) + "\n")

@@ -259,3 +259,9 @@ def test_the_longest_cut_is_the_longest_that_fits(length: int, context: int, can
     assert 0 <= cut <= length
     assert cut == 0 or fits(cut)
     assert cut == length or not fits(cut + 1)
+
+
+def test_what_many_prefixes_cost_is_what_each_does() -> None:
+    model, lengths = profiled(DEVICES["middling"], noisy(0, 0.0)), [0, 1, 128, 5000]
+    many = model.prefix_s(np.array(lengths, np.float64))
+    assert many.tolist() == pytest.approx([model.append_s(length, 0) for length in lengths])

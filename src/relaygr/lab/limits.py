@@ -32,7 +32,7 @@ class Found:
     """What a search came to."""
 
     limits: dict[Mode, float | None]
-    """By mode: the highest value that held and was confirmed; None where none did."""
+    """By mode: the highest value that held, confirmed where tries were left for that; None where none did."""
     best: dict[Mode, dict[str, Any]] = field(default_factory=dict)
     """By mode: what the last probe told that held there."""
 
