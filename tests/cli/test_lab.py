@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from relaygr.cli.lab import lab
 from relaygr.history import LmdbStore
+from relaygr.lab.probe import ProbeFile
 from relaygr.lab.trace import Trace
 
 RECORDED = "user,at,length\na,0,1500\na,3,1504\nb,1,900\n"
@@ -31,7 +32,7 @@ def refused(arguments: Sequence[str]) -> str:
 
 def test_a_search_takes_all_traffic_that_a_trace_does() -> None:
     workload, slo, length = options("workload"), options("slo"), options("length")
-    own = {"rate", "seconds", "as_json"}
+    own = {"rate", "seconds"}
     assert workload.keys() - slo.keys() <= own
     assert all(slo[name] == said for name, said in workload.items() if name not in own)
     assert {"retrieval_ms", "pre_processing_ms", "stage_spread", "new", "seed"} <= length.keys()
@@ -58,9 +59,25 @@ def test_a_trace_is_written_of_recorded_users_and_their_lengths(tmp_path: Path) 
     ]
     told = json.loads(CliRunner().invoke(lab, arguments).stdout)
     assert told["rate"] == pytest.approx(50, rel=0.15)
-    assert told["sources"] == {"arrivals": "recorded: mine.csv", "lengths": "recorded: mine.csv"}
+    assert told["sources"] == {"users": "recorded: mine.csv", "lengths": "recorded: mine.csv"}
     assert not told["hybrid"]
     assert set(Trace.load(tmp_path / "trace").length.tolist()) > {900, 1500}
+
+
+def test_a_trace_of_recorded_users_with_lengths_of_others_says_that_it_is_a_hybrid(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(RECORDED)
+    arguments = ["workload", str(tmp_path / "trace"), "--recorded", str(tmp_path / "mine.csv"), "--seconds", "5"]
+    told = json.loads(CliRunner().invoke(lab, [*arguments, "--lengths", "kuairand-1k", "--json"]).stdout)
+    assert told["hybrid"]
+    assert told["sources"]["users"] == "recorded: mine.csv"
+    assert "KuaiRand-1K" in told["sources"]["lengths"]
+    assert Trace.load(tmp_path / "trace").made["hybrid"]
+
+
+def test_what_commands_have_in_common_they_say_alike() -> None:
+    commands = [options(name) for name in ("workload", "simulate", "slo", "length")]
+    for name in ("mode", "ranking_ms", "pipeline_ms", "as_json"):
+        assert len({each[name] for each in commands if name in each}) == 1, name
 
 
 def test_a_trace_is_written_of_the_lengths_of_a_store(tmp_path: Path) -> None:
@@ -97,3 +114,38 @@ def test_a_search_refuses_by_name_and_writes_nothing(tmp_path: Path, more: list[
     probes = tmp_path / "probes.jsonl"
     assert said in refused(["slo", str(probes), *more])
     assert not probes.exists()
+
+
+@pytest.mark.parametrize("command", ["slo", "length"])
+def test_a_search_tries_what_was_not_tried_and_keeps_it(tmp_path: Path, command: str) -> None:
+    """One try, which need not hold. Lengths are tried one request at a time: the shorter the budget, the sooner.
+
+    Called again, it begins where it did, measures nothing anew, and finds what it did.
+    """
+    probes = tmp_path / "probes.jsonl"
+    arguments = [command, str(probes), "--tries", "1", "--mode", "full", "--json", "--candidates", "8"]
+    arguments += ["--device-cache", "32MiB", "--host-cache", "0"]
+    if command == "slo":
+        recorded = tmp_path / "mine.csv"
+        recorded.write_text("user,at,length\na,0,1500\na,3,1504\nb,1,900\n")
+        arguments += ["--ranking-ms", "1000", "--pipeline-ms", "1200", "--recorded", str(recorded)]
+        arguments += ["--pre-processing-ms", "30", "--past-s", "2"]
+    else:
+        arguments += ["--ranking-ms", "40", "--pipeline-ms", "60", "--longest", "512", "--pre-processing-ms", "3"]
+    written = []
+    for _ in range(2):
+        done = CliRunner().invoke(lab, arguments)
+        assert done.exit_code == 0, done.output
+        told = json.loads(done.stdout)
+        assert set(told["found"]) == set(told["simulated"]) == {"full"}
+        written.append((probes.read_bytes(), told))
+    assert written[0] == written[1]
+    (row,) = ProbeFile(probes)
+    assert row["told"]["requests"] > 0
+    assert len(row["searched"]) == 16
+    load = row["probe"]["workload"]
+    if command == "slo":
+        assert told["traffic"]["sources"] == {"users": "recorded: mine.csv", "lengths": "recorded: mine.csv"}
+        assert (load["lengths"], load["retrieval_ms"], load["pre_processing_ms"]) == ("recorded", 120.0, 30.0)
+    else:
+        assert (load["retrieval_ms"], load["pre_processing_ms"]) == (12.0, 3.0)

@@ -132,7 +132,7 @@ def test_what_is_brought_along_is_part_of_a_probe_by_its_contents(tmp_path: Path
     assert key(3.0, "recorded: one.csv") == key(3.0, "recorded: the same.parquet")
     assert key(3.0, "recorded: one.csv") != key(4.0, "recorded: one.csv")
     assert key(3.0, "recorded: one.csv") != probe(Mode.FULL).key
-    lengths = [replace(WORKLOAD, lengths="store:s", stored=Quantiles.of(seen, "s")) for seen in ([300], [300, 301])]
+    lengths = [replace(WORKLOAD, lengths="store", stored=Quantiles.of(seen, "s")) for seen in ([300], [300, 301])]
     assert len({replace(probe(Mode.FULL), workload=each).key for each in lengths}) == 2
     assert replace(probe(Mode.FULL), engine="another").key != probe(Mode.FULL).key
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,45 @@ def test_probes_of_recorded_users_are_apart_and_say_where_facts_are_from(tmp_pat
     assert page.count("<h2>recorded ") == 3
     assert page.count("as they were recorded (recorded: mine.csv)") == 3
     assert page.count("a hybrid of both") == 1
+
+
+def test_searches_that_differ_are_drawn_apart(tmp_path: Path) -> None:
+    """In the engine, in candidates, in stages, in anything else, or, by what is kept with them, in their length."""
+    file = ProbeFile(tmp_path / "probes.jsonl")
+    base = Workload(5.0, 3.0, lengths="2000", longest=4000, candidates=64, past_s=1.0)
+    for load, engine, searched in (
+        (base, "d64 on cpu", "a"),
+        (replace(base, rate=6.0, seconds=2.0, seed=1), "d64 on cpu", "a"),
+        (base, "d64 on cuda", "b"),
+        (replace(base, candidates=32), "d64 on cpu", "c"),
+        (replace(base, retrieval_ms=10.0), "d64 on cpu", "d"),
+        (replace(base, new=2.0), "d64 on cpu", "e"),
+        (replace(base, lengths="3000"), "d64 on cpu", "f"),
+    ):
+        probe = Probe(Mode.FULL, load, BUDGETS, Tuning.of(BUDGETS, Mode.FULL), engine)
+        file.add(probe, DEVICE.simulate(probe), moments=[], searched=searched)
+    page = write_report(load_results([tmp_path / "probes.jsonl"]), tmp_path).read_text(encoding="utf-8")
+    named = re.findall(r"<h2>(.*?)</h2>", page)
+    stages = "stages of 60 and 20 ms"
+    assert named == [
+        f"refresh, 12 / 200 ms, 2000 behaviours, 64 candidates, {stages}, d64 on cpu",
+        f"refresh, 12 / 200 ms, 2000 behaviours, 64 candidates, {stages}, d64 on cuda",
+        f"refresh, 12 / 200 ms, 2000 behaviours, 32 candidates, {stages}, d64 on cpu",
+        "refresh, 12 / 200 ms, 2000 behaviours, 64 candidates, stages of 10 and 20 ms, d64 on cpu",
+        f"refresh, 12 / 200 ms, 2000 behaviours, 64 candidates, {stages}, d64 on cpu (2)",
+        f"refresh, 12 / 200 ms, 3000 behaviours, 64 candidates, {stages}, d64 on cpu",
+    ]
+    assert len(list(tmp_path.glob("*-p99.png"))) == 6
+    assert "served by d64 on cuda" in page
+
+
+def test_files_of_earlier_versions_are_drawn(tmp_path: Path) -> None:
+    """They say neither which search it was, nor what served it, and have another name for where users are from."""
+    file = ProbeFile(tmp_path / "probes.jsonl")
+    for lengths in ("1000", "2000"):
+        load = Workload(5.0, 3.0, lengths=lengths, longest=4000, candidates=64, past_s=1.0)
+        probe = Probe(Mode.FULL, load, BUDGETS, Tuning.of(BUDGETS, Mode.FULL))
+        file.add(probe, DEVICE.simulate(probe), moments=[], traffic={"sources": {"arrivals": "a", "lengths": "b"}})
+    page = write_report(load_results([tmp_path / "probes.jsonl"]), tmp_path).read_text(encoding="utf-8")
+    assert re.findall(r"<h2>(.*?)</h2>", page) == ["refresh, 12 / 200 ms"]
+    assert "as refresh says (a); lengths: b" in page

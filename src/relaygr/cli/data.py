@@ -137,7 +137,7 @@ def _quantiles(text: str) -> "Quantiles":
     except ValueError as error:
         raise InvalidInput("lengths", f"{text!r} are no points SHARE:LENGTH, as in 0.5:2048,0.99:16384") from error
     try:
-        return Quantiles(points, "set directly")
+        return Quantiles(points, "set directly", seen=False)
     except InvalidInput as error:
         raise InvalidInput("lengths", error.problem) from error
 

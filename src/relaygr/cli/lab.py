@@ -1,6 +1,5 @@
 """`relaygr lab`: experiments."""
 
-import functools
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from relaygr.bars import progress_bar
@@ -55,7 +53,7 @@ def workload(
     arrivals: options.Arrivals = _DEFAULT.arrivals,
     past_s: options.PastS = _DEFAULT.past_s,
     seed: options.Seed = _DEFAULT.seed,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON, for machines.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Write a trace of requests: who asks when, with how long a history, and what the stages before ranking take.
 
@@ -96,22 +94,20 @@ def simulate(
     costs: Annotated[
         Path, typer.Argument(help="What work costs on the device: an instance's answer to GET /v1/status, saved.")
     ],
-    mode: Annotated[
-        list[str] | None, typer.Option(help="A mode of the relay, once for each: full, cache, relay+host+extend …")
-    ] = None,
-    ranking_ms: Annotated[float, typer.Option(min=0.001, help="What ranking may take.")] = 50.0,
+    mode: options.Modes = None,
+    ranking_ms: options.RankingMs = 50.0,
     target_ms: Annotated[
         float | None,
         typer.Option(help="The ranking time the trigger aims at; not given: a tenth of what ranking may take."),
     ] = None,
-    pipeline_ms: Annotated[float, typer.Option(min=0.001, help="What a request may take in all.")] = 200.0,
+    pipeline_ms: options.PipelineMs = 200.0,
     device_cache: Annotated[
         str | None, typer.Option(help="Memory for prefixes on the device; not given: the instance's.")
     ] = None,
     host_cache: Annotated[
         str | None, typer.Option(help="Memory for prefixes on the host; not given: the instance's.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what came out as JSON, for machines.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Replay a trace in virtual time, on a device that takes as long as yours was measured to, mode after mode.
 
@@ -140,12 +136,11 @@ def simulate(
         with progress_bar() as bar:
             for each in modes:
                 task = bar.add_task(each.value, total=len(requests))
-                advance = functools.partial(_advance, bar, task)
                 alone_s = Device(prices, page_bytes, config).full_s(longest, most)
                 tuning = Tuning.of(budgets, each, prices.step, alone_s)
                 if target_ms is not None:
                     tuning = replace(tuning, target_ms=target_ms)
-                found = run(prices, page_bytes, config, requests, each, budgets, tuning, advance)
+                found = run(prices, page_bytes, config, requests, each, budgets, tuning, options.advance(bar, task))
                 runs.append(found.told(budgets))
     if as_json:
         typer.echo(json.dumps({"budgets_ms": [ranking_ms, pipeline_ms], "simulated": True, "runs": runs}, indent=2))
@@ -156,20 +151,8 @@ def simulate(
         table.add_column(each.value)
     for name in runs[0]:
         if name != "mode":
-            table.add_row(name, *(_cell(row[name]) for row in runs))
+            table.add_row(name, *(options.cell(row[name]) for row in runs))
     Console().print(table)
-
-
-def _advance(bar: Progress, task: TaskID, done: int, of: int) -> None:
-    bar.update(task, completed=done)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, dict):
-        return "\n".join(f"{name} {share:.0%}" for name, share in value.items())
-    if isinstance(value, list):
-        return " – ".join("?" if part is None else f"{part:.3g}" for part in value)
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """`relaygr lab slo` and `length`: the highest rate, and the longest history, within the budgets."""
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -191,6 +192,11 @@ class _Search:
     def traffic(self) -> dict[str, Any]:
         return {"sources": self.workload.sources, "hybrid": self.workload.hybrid}
 
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What is kept with each probe: where its facts are from, and which search it was first run for."""
+        return {"traffic": self.traffic, "searched": hashlib.sha256(self.key.encode()).hexdigest()[:16]}
+
     def _sent(self, probe: "Probe") -> float:
         return probe.workload.rate if self.what == "rate" else float(probe.workload.lengths)
 
@@ -208,13 +214,13 @@ class _Search:
             wanted = self.at(start.device)
             guesses = {each: start.guesses[each] for each in modes}
             found = await limits.search(
-                wanted, guesses, tries=self.tries, highest=self.highest, sent=self._sent, traffic=self.traffic
+                wanted, guesses, tries=self.tries, highest=self.highest, sent=self._sent, **self.kept
             )
             held = found.limits.get(Mode.RELAY_HOST_EXTEND)
             for each in Mode:
                 beside = self.what == "rate" and each not in modes and each is not Mode.RANDOM_ROUTING  # no router here
                 if held and beside:
-                    await limits.told(wanted(each, held).tried(1), traffic=self.traffic)
+                    await limits.told(wanted(each, held).tried(1), **self.kept)
             if bench.samples:
                 checked = await asyncio.to_thread(bench.check)
                 console.print(f"scores: {checked}", highlight=False)
@@ -267,7 +273,7 @@ def _tell(search: _Search, found: "Found", start: "Start", as_json: bool) -> Non
     if search.what == "rate":
         sources = search.workload.sources
         hybrid = "; a hybrid: nobody has seen these together" if search.workload.hybrid else ""
-        console.print(f"users: {sources['arrivals']}; lengths: {sources['lengths']}{hybrid}", highlight=False)
+        console.print(f"users: {sources['users']}; lengths: {sources['lengths']}{hybrid}", highlight=False)
 
 
 def _stages(budgets: "Budgets", *given: float | None) -> tuple[float, float]:

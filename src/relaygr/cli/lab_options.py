@@ -2,11 +2,13 @@
 
 import functools
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import Progress, TaskID
 
 from relaygr.lab.chains import Arrivals as ArrivalsName
 from relaygr.lab.recorded import Recorded as RecordedUsers
@@ -18,7 +20,11 @@ if TYPE_CHECKING:
     from relaygr.lab.bench import Bench
     from relaygr.serving.modes import Mode
 
-__all__ = ["Served", "cell", "modes", "with_own"]
+__all__ = [
+    "Arrivals", "AsJson", "Candidates", "DType", "DeviceCache", "DeviceName", "GapS", "HostCache", "Lengths", "Longest",
+    "Model", "Modes", "New", "PastS", "PipelineMs", "PreProcessingMs", "Profile", "RankingMs", "Recorded",
+    "RetrievalMs", "Reuse", "Seed", "Served", "Shape", "Skew", "StageSpread", "advance", "cell", "modes", "with_own",
+]  # fmt: skip
 
 # Traffic.
 Profile = Annotated[ProfileName, typer.Option(help="How users come back.")]
@@ -108,8 +114,12 @@ def with_own(workload: Workload, recorded: Path | None, lengths: str | None) -> 
     users = None if recorded is None else RecordedUsers.read(recorded)
     if lengths is None:
         lengths = RECORDED if users is not None and users.lengths is not None else workload.lengths
-    stored = stored_lengths(lengths.removeprefix(STORE)) if lengths.startswith(STORE) else None
-    return replace(workload, recorded=users, lengths=lengths, stored=stored)
+    kind, named, store = lengths.partition(":")
+    if (
+        kind == STORE and named
+    ):  # known by what is in it, as recorded ones are: not by its name, nor by a password in it
+        return replace(workload, recorded=users, lengths=STORE, stored=stored_lengths(store))
+    return replace(workload, recorded=users, lengths=lengths)
 
 
 def modes(names: list[str] | None) -> "list[Mode]":
@@ -121,6 +131,11 @@ def modes(names: list[str] | None) -> "list[Mode]":
     if unknown:
         raise InvalidInput("mode", f"is {unknown[0]!r}; choose from {', '.join(Mode)}")
     return [Mode(name) for name in names or (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)]
+
+
+def advance(bar: Progress, task: TaskID) -> Callable[[int, int], None]:
+    """What is told how many of how many are done, and shows it."""
+    return lambda done, of: bar.update(task, completed=done)
 
 
 def cell(value: Any) -> str:

@@ -1,7 +1,6 @@
 """`relaygr lab run`: what really happens, in process or over HTTP."""
 
 import asyncio
-import functools
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -68,8 +67,7 @@ def run(
             async with served.bench(longest) as bench:
                 sent = Workload(1.0, 1.0, candidates=int(requests.candidates.max(initial=1)))
                 probe = (await bench.measure()).probe(chosen, sent, budgets, longest)
-                advance = functools.partial(_advance, bar, task)
-                found = await bench.run(probe, advance, sampled=check, trace=requests)
+                found = await bench.run(probe, options.advance(bar, task), sampled=check, trace=requests)
                 return found, await asyncio.to_thread(bench.check) if bench.samples else None
 
         async def over_http(bar: Progress, address: str) -> tuple[Run, dict[str, Any] | None]:
@@ -101,7 +99,3 @@ def run(
     for key, value in told.items():
         table.add_row(key, options.cell(value))
     Console().print(table)
-
-
-def _advance(bar: Progress, task: Any, done: int, of: int) -> None:
-    bar.update(task, completed=done)

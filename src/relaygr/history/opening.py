@@ -8,7 +8,7 @@ from relaygr.errors import InvalidInput
 from relaygr.history.lmdb_store import LmdbStore
 from relaygr.history.store import HistoryStore
 
-__all__ = ["REDIS", "open_store"]
+__all__ = ["REDIS", "open_store", "without_password"]
 
 REDIS: Final = ("redis://", "rediss://", "unix://")
 """How the names of stores in Redis begin; every other is the folder of one in LMDB."""
@@ -31,3 +31,8 @@ def open_store(name: str, *, readonly: bool = False) -> HistoryStore:
         raise InvalidInput("store", "is in Redis, whose client is missing: pip install 'relaygr[redis]'") from error
     store: HistoryStore = kind(name)
     return store
+
+
+def without_password(name: str) -> str:
+    """The same store for people and files to read: of one in Redis host and database, without who may use it."""
+    return name.partition("?")[0].rpartition("@")[2] if name.startswith(REDIS) else name

@@ -17,6 +17,8 @@ class Quantiles:
 
     points: tuple[tuple[float, float], ...]
     source: str
+    seen: bool = True
+    """Whether somebody has seen it somewhere; else it was set directly."""
 
     def __post_init__(self) -> None:
         shares, values = zip(*self.points, strict=True) if self.points else ((), ())
@@ -28,7 +30,7 @@ class Quantiles:
 
     @staticmethod
     def constant(value: float) -> "Quantiles":
-        return Quantiles(((0.5, value),), "set directly")
+        return Quantiles(((0.5, value),), "set directly", seen=False)
 
     @staticmethod
     def of(values: npt.ArrayLike, source: str) -> "Quantiles":

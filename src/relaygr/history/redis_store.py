@@ -12,6 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from relaygr.errors import InvalidInput, Overloaded, RelayError, Unavailable
+from relaygr.history.opening import without_password
 from relaygr.history.record_store import RecordStore
 from relaygr.history.records import LAYOUT, Records
 from relaygr.history.redis_records import Changed, Fields, RedisRecords, RedisWrite
@@ -70,6 +71,7 @@ class RedisStore(RecordStore):
         self._options = (url, prefix, timeout_s)
         if not 0 < timeout_s < 3600:
             raise InvalidInput("timeout_s", f"must be a time of more than 0 seconds, not {timeout_s}")
+        self._where = without_password(url)
         try:
             self._client = redis.Redis.from_url(
                 url,
@@ -78,8 +80,7 @@ class RedisStore(RecordStore):
                 retry=Retry(NoBackoff(), 0),  # when to ask again is decided here
             )
         except ValueError as error:
-            raise InvalidInput("store", f"is {url!r}; write it as redis://host:6379/0 ({error})") from error
-        self._where = url.rpartition("@")[2]  # without the password
+            raise InvalidInput("store", f"is {self._where!r}; write it as redis://host:6379/0 ({error})") from error
         self._prefix = prefix.encode()
         self._closed = False
         self._now = now

@@ -28,10 +28,16 @@ class Requests(NamedTuple):
 
 
 class Chains(Protocol):
-    """Users and how they come back."""
+    """A chain is what one user asks for over time: a first request and those that follow, with the gaps between them.
+    These are the chains of many users."""
 
     @property
     def source(self) -> str: ...
+
+    @property
+    def seen(self) -> bool:
+        """Whether somebody has seen them somewhere; else they were set directly."""
+        ...
 
     def requests(
         self, random: np.random.Generator, rate: float, low: float, high: float, arrivals: Arrivals
@@ -57,7 +63,11 @@ class Sessions:
         return self.gaps.source
 
     @property
-    def span_s(self) -> float:
+    def seen(self) -> bool:
+        return self.gaps.seen
+
+    @property
+    def _span_s(self) -> float:
         """From a user's first request to its last; few take longer."""
         return min(self.gaps.points[-1][1] * 4 * self.mean, _LONGEST_S)
 
@@ -65,7 +75,7 @@ class Sessions:
         self, random: np.random.Generator, rate: float, low: float, high: float, arrivals: Arrivals
     ) -> Requests:
         # Users begin at any time of the past from which they may still be here.
-        reach = self.span_s - low
+        reach = self._span_s - low
         if arrivals == "even":
             begun = np.arange(-reach, high, self.mean / rate)
         else:

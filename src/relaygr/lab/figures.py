@@ -1,6 +1,7 @@
 """Charts of a report, as SVG for its page and as PNG beside it."""
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -135,7 +136,8 @@ def _axes(title: str, height: float = 2.9) -> "tuple[Figure, Axes]":
     except ImportError as error:
         raise InvalidInput("report", "needs matplotlib: pip install 'relaygr[report]'") from error
     mpl.rcParams["svg.hashsalt"] = "relaygr"  # names inside the SVG are the same each time
-    figure = Figure(figsize=(6.4, height), layout="constrained")
+    title = textwrap.fill(title, 80)
+    figure = Figure(figsize=(6.4, height + 0.3 * title.count("\n")), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)

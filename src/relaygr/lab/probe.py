@@ -32,7 +32,8 @@ class Probe:
     budgets: Budgets
     tuning: Tuning
     engine: str = ""
-    """What serves it, in words: the same elsewhere is another probe. Empty where a file is of one engine."""
+    """What serves it, in words: model, kind of device, type and memory, not which machine, of which a file has one.
+    Empty where a file is of one engine."""
 
     def at(self, *, rate: float | None = None, length: int | None = None, requests: int = 300) -> "Probe":
         """The same with another rate or length, for as long as about so many requests take."""

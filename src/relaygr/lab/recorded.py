@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from relaygr.errors import InvalidInput
-from relaygr.history import LmdbStore, open_store
-from relaygr.history.opening import REDIS
+from relaygr.history import open_store
+from relaygr.history.opening import REDIS, without_password
 from relaygr.history.quantiles import Quantiles
 from relaygr.lab.chains import Arrivals, Requests
 
@@ -36,10 +36,11 @@ class Recorded:
             raise InvalidInput("recorded", "must have as many times as users, at least one, all finite")
         _, users = np.unique(names, return_inverse=True)
         order = np.lexsort((times, users))
-        self._at = times[order] - times.min()
+        self._at = np.round(times[order] - times.min(), 6)  # dates and seconds since long ago differ below that
         self._user = users[order]
         self._length = None if length is None else _lengths(length, len(times))[order]
         self.source = source
+        self.seen = True
 
     @staticmethod
     def read(path: Path) -> "Recorded":
@@ -58,7 +59,8 @@ class Recorded:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of all that requests are drawn from, whatever file it came in and whatever users are called."""
+        """Of all that requests are drawn from, whatever file it came in: times, in microseconds since the first, whose
+        they are, and lengths. Of users' names the order alone counts."""
         parts = [self._at, self._user, *([] if self._length is None else [self._length])]
         return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16]
 
@@ -83,23 +85,37 @@ class Recorded:
         span = self._at[first + each - 1] - self._at[first]
         part = np.repeat(np.arange(len(first)), random.poisson(rate / len(follows) * (span + seconds)))
         begun = random.uniform(low - span[part], high)
-        user = np.repeat(np.arange(len(part)), each[part])
-        within = np.arange(len(user)) - np.repeat(np.cumsum(each[part]) - each[part], each[part])
-        index = first[part][user] + within
+        # Of each copy only the run that may be seen, rounding allowed for: parts laid end to end, one search finds all.
+        ends = np.append(0.0, np.cumsum(span))
+        laid = np.repeat(ends[:-1], each) + (self._at - np.repeat(self._at[first], each))
+        slack = 8 * np.spacing(ends[-1] + abs(low) + abs(high))
+        bounds = first[part], first[part] + each[part]
+        start = np.clip(np.searchsorted(laid, ends[part] + (low - begun) - slack), *bounds)
+        end = np.clip(np.searchsorted(laid, ends[part] + (high - begun) + slack, "right"), *bounds)
+        run = end - start
+        user = np.repeat(np.arange(len(part)), run)
+        index = np.arange(len(user)) + np.repeat(start - (np.cumsum(run) - run), run)
         at = begun[user] + (self._at[index] - self._at[first[part]][user])
         seen = (at >= low) & (at < high)
         return Requests(user[seen], at[seen], None if self._length is None else self._length[index[seen]])
 
 
 def stored_lengths(name: str) -> Quantiles:
-    """How many behaviours users of a store have: a folder, or redis://host:6379/0. Raises InvalidInput."""
+    """How many behaviours users of a store have, none counting as one: a folder, or redis://host:6379/0.
+
+    Raises InvalidInput. What is told of it is without a password.
+    """
     if not name.startswith(REDIS) and not (Path(name) / "data.mdb").exists():
         raise InvalidInput("lengths", f"{name} is no folder with a store: relaygr data store fills one")
-    with open_store(name) if name.startswith(REDIS) else LmdbStore(name, readonly=True) as store:
-        lengths = [store.length(user) for user in store.users()]
+    try:
+        with open_store(name, readonly=True) as store:
+            lengths = [max(store.length(user), 1) for user in store.users()]
+    except InvalidInput as error:
+        raise InvalidInput("lengths", f"of a store: {error.field} {error.problem}") from error
+    shown = without_password(name)
     if not lengths:
-        raise InvalidInput("lengths", f"{name} has no users")
-    return Quantiles.of(lengths, f"behaviours of {len(lengths):,} users in the store {name}")
+        raise InvalidInput("lengths", f"{shown} has no users")
+    return Quantiles.of(lengths, f"behaviours of {len(lengths):,} users in the store {shown}")
 
 
 def _lengths(length: npt.ArrayLike, count: int) -> npt.NDArray[np.int64]:
@@ -116,9 +132,11 @@ def _table(path: Path) -> "pa.Table":
     import pyarrow.csv
     import pyarrow.parquet
 
-    read = pyarrow.csv.read_csv if ".csv" in path.suffixes else pyarrow.parquet.read_table
     try:
-        return read(path)
+        if path.name.lower().endswith((".csv", ".csv.gz")):
+            missing = pyarrow.csv.ConvertOptions(null_values=[""], strings_can_be_null=True)  # users may be called NA
+            return pyarrow.csv.read_csv(path, convert_options=missing)
+        return pyarrow.parquet.read_table(path)
     except (OSError, pa.ArrowException) as error:
         raise InvalidInput("recorded", f"cannot be read from {path}: {error}") from error
 

@@ -95,20 +95,54 @@ def _headline(table: Mapping[str, Any]) -> str:
 
 
 def _grouped(probes: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """By the row they were run for, or by what they have in common."""
+    """By the row they were run for, or by the search and all that stays the same in one.
+
+    They are named by their users and budgets, and by what else tells groups apart, or else by a number.
+    """
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in probes:
-        load, budgets = row["probe"]["workload"], row["probe"]["budgets"]
-        common = f"{_users(load)}, {budgets['ranking_ms']:g} / {budgets['pipeline_ms']:g} ms"
-        groups.setdefault(row.get("row", common), []).append(row)
-    return groups
+        groups.setdefault(row.get("row") or _same(row), []).append(row)
+    others = [_told_apart(rows) for rows in groups.values() if "row" not in rows[0]]
+    differ = [len(set(column)) > 1 for column in zip(*others, strict=True)]
+    named: dict[str, list[dict[str, Any]]] = {}
+    for rows in groups.values():
+        name = rows[0].get("row")
+        if name is None:
+            more = (part for part, differs in zip(_told_apart(rows), differ, strict=True) if differs and part)
+            name = ", ".join((_common(rows[0]["probe"]), *more))
+        count = sum(each == name or each.startswith(f"{name} (") for each in named)
+        named[f"{name} ({count + 1})" if count else name] = rows
+    return named
 
 
-def _users(load: Mapping[str, Any]) -> str:
-    """How they come back, by a profile or as in a recording, which its digest tells from others; and whose lengths,
-    where those are not a number, which may be what was searched."""
+def _same(row: Mapping[str, Any]) -> str:
+    """What all probes of a search have in common: all but the mode, its tuning, and what is searched or drawn."""
+    probe, load = row["probe"], row["probe"]["workload"]
+    searched = ("rate", "seconds", "seed", *(("lengths",) if load["lengths"].isdigit() else ()))
+    told = {name: value for name, value in load.items() if name not in searched}
+    return json.dumps([told, probe["budgets"], probe.get("engine"), row.get("searched")], sort_keys=True)
+
+
+def _common(probe: Mapping[str, Any]) -> str:
+    """How users come back, by a profile or as in a recording, which its digest tells from others; whose lengths, where
+    those are not a number, which may be what was searched; and the budgets."""
+    load, budgets = probe["workload"], probe["budgets"]
     back = f"recorded {load['recorded'][:6]}" if "recorded" in load else str(load["profile"])
-    return back if load["lengths"].isdigit() else f"{back}, {load['lengths']}"
+    store = f"{load['lengths']} {load['stored'][:6]}" if "stored" in load else load["lengths"]
+    lengths = "" if load["lengths"].isdigit() else f", {store}"
+    return f"{back}{lengths}, {budgets['ranking_ms']:g} / {budgets['pipeline_ms']:g} ms"
+
+
+def _told_apart(probes: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """What else a group is known by: its length where it has one, candidates, stages and engine."""
+    load, lengths = probes[0]["probe"]["workload"], {row["probe"]["workload"]["lengths"] for row in probes}
+    (length,) = lengths if len(lengths) == 1 else ("",)
+    return (
+        f"{length} behaviours" if length.isdigit() else "",
+        f"{load['candidates']:,} candidates",
+        f"stages of {load['retrieval_ms']:g} and {load['pre_processing_ms']:g} ms",
+        probes[0]["probe"].get("engine", ""),
+    )
 
 
 def _charts(name: str, probes: Sequence[dict[str, Any]]) -> list[Chart]:
@@ -160,14 +194,16 @@ def _conditions(probes: Sequence[dict[str, Any]]) -> str:
     sources = probes[0].get("traffic", {}).get("sources")
     back = f"as {load['profile']} says{reuse}" if "recorded" not in load else "as they were recorded"
     if sources is not None:
-        back += f" ({sources['arrivals']}); lengths: {sources['lengths']}"
+        users = sources.get("users") or sources["arrivals"]  # as it was called in earlier files
+        back += f" ({users}); lengths: {sources['lengths']}"
     if probes[0].get("traffic", {}).get("hybrid"):
         back += "; a hybrid of both, which nobody has seen together"
+    engine = f"; served by {probes[0]['probe']['engine']}" if "engine" in probes[0]["probe"] else ""
     told = (
         f"Budgets {budgets['ranking_ms']:g} ms for ranking and {budgets['pipeline_ms']:g} ms in all; retrieval and "
         f"pre-processing take {load['retrieval_ms']:g} and {load['pre_processing_ms']:g} ms in the middle, "
         f"{load['stage_spread']:g} times that at P99; {load['candidates']:,} candidates; users come back "
-        f"{back}; arrivals: {load['arrivals']}. A point is one probe, filled where the budgets "
+        f"{back}; arrivals: {load['arrivals']}{engine}. A point is one probe, filled where the budgets "
         "held."
     )
     return f"<p>{html.escape(told)}</p>"

@@ -20,6 +20,8 @@ class Tuning:
     """The ranking time the trigger aims at."""
     pre_infer_share: float = 1.0
     """The share of device time that pre-inference may take: all of it where every long history goes by relay."""
+    lease_s: float = 2.0
+    """How long a prefix is kept for a rank that does not come."""
 
     @staticmethod
     def of(budgets: Budgets, mode: Mode, step_s: float = 0.0, alone_s: float = 0.0) -> "Tuning":
@@ -36,9 +38,6 @@ class Tuning:
         if mode.trigger(TriggerConfig()).mode is TriggerMode.NEVER:
             step_ms = min(1.1e3 * alone_s or ranking_ms, ranking_ms)
         return Tuning(step_ms, ranking_ms / 10, lease_s=2 * budgets.pipeline_ms / 1e3)
-
-    lease_s: float = 2.0
-    """How long a prefix is kept for a rank that does not come."""
 
     def engine(self, config: EngineConfig) -> EngineConfig:
         return replace(config, step_ms=self.step_ms, pre_infer_share=self.pre_infer_share, lease_s=self.lease_s)

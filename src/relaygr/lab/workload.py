@@ -26,10 +26,12 @@ Profile = Literal["globo", "refresh", "reuse"]
 PROFILES: Final = ("globo", "refresh", "reuse")
 RECORDED: Final = "recorded"
 """Lengths that are the recorded users' own."""
-STORE: Final = "store:"
-"""How the name of lengths begins that are those of a store's users."""
+STORE: Final = "store"
+"""Lengths that are those of a store's users."""
 
-_REFRESH_GAPS: Final = Quantiles(((0.0, 2.0), (1.0, 10.0)), "a feed refreshed every 2 to 10 s: set directly")
+_REFRESH_GAPS: Final = Quantiles(
+    ((0.0, 2.0), (1.0, 10.0)), "a feed refreshed every 2 to 10 s: set directly", seen=False
+)
 _REFRESH_SESSION: Final = 8.0
 _TWO: Final = re.compile(r"(\d+)\+(\d+)@(0\.\d+)")
 
@@ -54,7 +56,7 @@ class Workload:
     spread as the exponential of a normal distribution with this deviation, their mean the same."""
     lengths: str = "kuairand-1k"
     """Behaviours of users when they first come: a known distribution, a number, or two: "1024+32768@0.2", the second of
-    a fifth of users; "recorded": those of `recorded`; "store:NAME": those of `stored`."""
+    a fifth of users; "recorded": those of `recorded`; "store": those of `stored`."""
     longest: int = 131_072
     """Longer histories are cut to this."""
     new: float = 4.0
@@ -100,6 +102,8 @@ class Workload:
         for field in ("candidates", "longest"):
             if getattr(self, field) < 1:
                 raise InvalidInput(field, "must be at least 1")
+        if self.stored is not None and self.lengths != STORE:
+            raise InvalidInput("lengths", f"is {self.lengths!r}, but those of a store's users are given, too")
         self.length_quantiles  # noqa: B018  (refuse what is unknown here, not later)
 
     @property
@@ -111,13 +115,15 @@ class Workload:
             if own is None:
                 raise InvalidInput("lengths", "are to be the recorded ones, but no column length was recorded")
             return own
-        if self.lengths.startswith(STORE) and self.stored is not None:
+        if self.lengths == STORE:
+            if self.stored is None:
+                raise InvalidInput("lengths", "are to be those of a store's users, but no store is given: store:NAME")
             return self.stored
         two = _TWO.fullmatch(self.lengths)
         if two and int(two[1]) >= 1 and int(two[2]) >= int(two[1]) and 0 < float(two[3]) < 1:
             short, long, share = int(two[1]), int(two[2]), float(two[3])
             points = ((0.0, short), (1 - share - 1e-9, short), (1 - share, long), (1.0, long))
-            return Quantiles(points, "set directly")
+            return Quantiles(points, "set directly", seen=False)
         if not self.lengths.isdigit() or int(self.lengths) < 1:
             known = ", ".join(LENGTHS)
             raise InvalidInput(
@@ -128,12 +134,12 @@ class Workload:
     @property
     def sources(self) -> dict[str, str]:
         """Where facts are from: of who comes when, and of how long histories are."""
-        return {"arrivals": self._chains().source, "lengths": self.length_quantiles.source}
+        return {"users": self._chains().source, "lengths": self.length_quantiles.source}
 
     @property
     def hybrid(self) -> bool:
         """Whether facts of two sources are joined that nobody has seen together."""
-        return len({source for source in self.sources.values() if "set directly" not in source}) > 1
+        return len({each.source for each in (self._chains(), self.length_quantiles) if each.seen}) > 1
 
     @property
     def returning(self) -> bool:
@@ -188,7 +194,7 @@ class Workload:
         if self.profile == "refresh":
             return Sessions(_refresh_counts, _REFRESH_SESSION, _REFRESH_GAPS)
         # After each request one more follows with the chance `reuse`.
-        gaps = Quantiles(((0.0, self.gap_s / 2), (1.0, self.gap_s * 1.5)), "set directly")
+        gaps = Quantiles(((0.0, self.gap_s / 2), (1.0, self.gap_s * 1.5)), "set directly", seen=False)
         return Sessions(self._reuse_counts, 1 / (1 - self.reuse), gaps)
 
     def _reuse_counts(self, random: np.random.Generator, users: int) -> npt.NDArray[np.int64]:
