@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import shutil
 import time
@@ -191,7 +192,8 @@ class Headline:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.kill()
-                process.join()
+            for process in processes:
+                multiprocessing.connection.wait([process.sentinel])  # the pool's own thread joins them
 
     def rough(self, group: Group, row: Row, plan: Plan, mode: Mode) -> float:
         """A limit by rule of thumb: a seventh of the device in full, two thirds by relay; or what the time allows."""

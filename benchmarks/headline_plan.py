@@ -11,12 +11,9 @@ from relaygr.lab.limits import guess_length, guess_rate
 from relaygr.lab.outcome import Budgets
 from relaygr.lab.probe import Device, Probe
 from relaygr.lab.tuning import Tuning
-from relaygr.lab.workload import Workload
+from relaygr.lab.workload import STAGE_SPREAD, STAGES, Workload
 from relaygr.serving.modes import Mode
 
-STAGES = 0.6, 0.2
-"""Retrieval and pre-processing take these shares of what the pipeline leaves to them, in the middle."""
-STAGE_SPREAD = 1.25
 Kind = Literal["rate", "length"]
 Traffic = Literal["cold", "refresh", "warm"]
 

@@ -21,7 +21,7 @@ from relaygr.lab.limits import guess_rate
 from relaygr.lab.outcome import Budgets
 from relaygr.lab.probe import Device, Probe
 from relaygr.lab.tuning import Tuning
-from relaygr.lab.workload import Workload
+from relaygr.lab.workload import STAGE_SPREAD, Workload
 from relaygr.serving.modes import Mode
 
 WORKERS = len(os.sched_getaffinity(0))
@@ -29,7 +29,7 @@ MODES = (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)
 BUDGETS = Budgets(50.0, 200.0)
 BASE = Workload(
     1.0, 1.0, "reuse", reuse=0.875, gap_s=5.0, lengths="32768", longest=1 << 24, candidates=512, past_s=16.0,
-    retrieval_ms=90.0, pre_processing_ms=30.0, stage_spread=1.25,
+    retrieval_ms=90.0, pre_processing_ms=30.0, stage_spread=STAGE_SPREAD,
 )  # fmt: skip
 CONFIG = EngineConfig(device_cache="116GiB", host_cache="84GiB", max_history=140_000)
 console = Console(stderr=True)

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import time
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_nobody_simulates_on_while_probes_run(tmp_path: Path) -> None:
         pool.submit(time.sleep, 600)
         workers = list(pool._processes.values())
     assert workers
-    assert not any(worker.is_alive() for worker in workers)
+    assert len(connection.wait([worker.sentinel for worker in workers], timeout=0)) == len(workers)
 
 
 def test_what_was_measured_on_a_gpu_is_simulated_elsewhere(tmp_path: Path) -> None:

@@ -104,7 +104,11 @@ def test_a_trace_is_written_of_the_lengths_of_a_store(tmp_path: Path) -> None:
         (["--lengths", "store:missing"], "lengths: missing is no folder with a store"),
         (["--lengths", "recorded"], "lengths: "),
         (["--gap-s", "3"], "gap_s: "),
-        (["--retrieval-ms", "150", "--pre-processing-ms", "60"], "retrieval_ms: and pre_processing_ms are 210"),
+        (
+            ["--retrieval-ms", "150", "--pre-processing-ms", "60"],
+            "retrieval_ms: leaves nothing to rank in",
+        ),
+        (["--pre-processing-ms", "150"], "pre_processing_ms: leaves nothing to rank in"),
         (["--pre-processing-ms", "-1"], "pre_processing_ms: "),
         (["--stage-spread", "0.5"], "stage_spread: "),
         (["--mode", "fast"], "mode: "),

@@ -137,6 +137,13 @@ def test_what_is_brought_along_is_part_of_a_probe_by_its_contents(tmp_path: Path
     assert replace(probe(Mode.FULL), engine="another").key != probe(Mode.FULL).key
 
 
+def test_a_file_of_probes_that_cannot_be_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for path, said in ((tmp_path / "no" / "folder", "is no folder"), (tmp_path, "read"), (tmp_path / "bytes", "read")):
+        with pytest.raises(InvalidInput, match=f"probes: .*{said}"):
+            ProbeFile(path)
+
+
 def test_probes_of_earlier_versions_are_found() -> None:
     file = ProbeFile(Path(__file__).parents[2] / "benchmarks" / "results" / "headline-h200-probes.jsonl")
     row = next(iter(file))

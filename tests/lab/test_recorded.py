@@ -330,3 +330,9 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_what_does_not_go_together_is_refused_by_name(field: str, settings: dict[str, object]) -> None:
     with pytest.raises(InvalidInput, match=f"^{field}: "):
         Workload(**({"rate": 10.0, "seconds": 10.0, "recorded": users()} | settings))  # type: ignore[arg-type]
+
+
+def test_what_share_of_returns_comes_within_a_time_is_told() -> None:
+    users = Recorded(np.array([0.0, 1.0, 11.0, 5.0]), np.array(["a", "a", "a", "b"]), "here")
+    assert [users.returns_within(seconds) for seconds in (0.5, 2.0, 20.0)] == [0.0, 0.5, 1.0]
+    assert Recorded(np.array([0.0]), np.array(["a"]), "here").returns_within(1.0) == 1.0

@@ -16,7 +16,7 @@ from rich.table import Table
 from relaygr.cli import lab_options as options
 from relaygr.cli.output import errors
 from relaygr.errors import InvalidInput
-from relaygr.lab.workload import Workload
+from relaygr.lab.workload import STAGE_SPREAD, STAGES, Workload
 
 if TYPE_CHECKING:
     from relaygr.lab.bench import Bench
@@ -31,10 +31,7 @@ EPILOG: Final = (
     "Defaults are sized for a CPU. On a GPU: --device cuda --dtype bfloat16 --shape d512 (or your --model) "
     "--candidates 512 --device-cache 80% --host-cache 64GiB, and for slo --lengths 32768, or your own."
 )
-_STAGES: Final = 0.6, 0.2
-"""Retrieval and pre-processing take these shares of what the budgets leave to them, where it is not said what."""
-_STAGE_SPREAD: Final = 1.25
-_DEFAULT: Final = Workload(1.0, 1.0, lengths="2048", candidates=64, past_s=16.0, stage_spread=_STAGE_SPREAD)
+_DEFAULT: Final = Workload(1.0, 1.0, lengths="2048", candidates=64, past_s=16.0, stage_spread=STAGE_SPREAD)
 
 Probes = Annotated[Path, typer.Argument(help="A file of probes, one JSON line each; what is in it is not run again.")]
 Tries = Annotated[int, typer.Option(min=1, help="Probes of each mode at most.")]
@@ -93,7 +90,7 @@ def slo(
             lengths,
         )  # fmt: skip
         middle, most = base.length_quantiles.at(np.array([0.5, 1.0])).tolist()
-        most = min(int(most), longest)
+        most = min(round(most), longest)
         base = replace(base, longest=min(longest, most + max(1024, int(256 * new))))
         served = options.Served(shape, model, device, dtype, device_cache, host_cache)
 
@@ -274,15 +271,22 @@ def _tell(search: _Search, found: "Found", start: "Start", as_json: bool) -> Non
         sources = search.workload.sources
         hybrid = "; a hybrid: nobody has seen these together" if search.workload.hybrid else ""
         console.print(f"users: {sources['users']}; lengths: {sources['lengths']}{hybrid}", highlight=False)
+        if (recorded := search.workload.recorded) is not None:
+            share = recorded.returns_within(search.workload.past_s)
+            console.print(
+                f"{share:.0%} of the recorded returns come within --past-s, {search.workload.past_s:g} s: others count "
+                "as newcomers",
+                highlight=False,
+            )
 
 
 def _stages(budgets: "Budgets", *given: float | None) -> tuple[float, float]:
     """Milliseconds of retrieval and pre-processing; those not given, by their shares of what the budgets leave."""
-    taken = [ms if ms is not None else share * budgets.lead_ms for ms, share in zip(given, _STAGES, strict=True)]
+    taken = [ms if ms is not None else share * budgets.lead_ms for ms, share in zip(given, STAGES, strict=True)]
     if sum(taken) >= budgets.pipeline_ms:
         raise InvalidInput(
-            "retrieval_ms",
-            f"and pre_processing_ms are {sum(taken):g} in the middle: of pipeline_ms, {budgets.pipeline_ms:g}, nothing "
-            "is left to rank in",
+            "pre_processing_ms" if given[0] is None else "retrieval_ms",
+            f"leaves nothing to rank in: stages take {sum(taken):g} in the middle of pipeline_ms, "
+            f"{budgets.pipeline_ms:g}",
         )
     return taken[0], taken[1]

@@ -127,7 +127,7 @@ class ProbeFile:
         self.path = path
         self._told: dict[str, dict[str, Any]] = {}
         self._starts: dict[str, Start] = {}
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
+        for number, line in enumerate(_text(path).splitlines(), 1):
             try:
                 row = json.loads(line)
                 if "search" in row:
@@ -163,3 +163,13 @@ class ProbeFile:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def _text(path: Path) -> str:
+    """What is in the file; nothing where there is none yet."""
+    if not path.parent.is_dir():
+        raise InvalidInput("probes", f"cannot be written: {path.parent} is no folder")
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput("probes", f"cannot be read: {error}") from error

@@ -69,6 +69,11 @@ class Recorded:
         """Whether anybody comes twice."""
         return bool((np.diff(self._user) == 0).any())
 
+    def returns_within(self, seconds: float) -> float:
+        """Of all requests of users who were there before, the share that came so soon."""
+        gaps = np.diff(self._at)[np.diff(self._user) == 0]
+        return float((gaps < seconds).mean()) if len(gaps) else 1.0
+
     @functools.cached_property
     def lengths(self) -> Quantiles | None:
         """Of the histories that were ranked on; None where they were not recorded."""

@@ -20,7 +20,7 @@ from relaygr.lab.quantiles import GLOBO_GAPS, GLOBO_SESSIONS, LENGTHS
 from relaygr.lab.recorded import Recorded
 from relaygr.lab.trace import Trace
 
-__all__ = ["PROFILES", "RECORDED", "STORE", "Profile", "Workload"]
+__all__ = ["PROFILES", "RECORDED", "STAGES", "STAGE_SPREAD", "STORE", "Profile", "Workload"]
 
 Profile = Literal["globo", "refresh", "reuse"]
 PROFILES: Final = ("globo", "refresh", "reuse")
@@ -28,6 +28,11 @@ RECORDED: Final = "recorded"
 """Lengths that are the recorded users' own."""
 STORE: Final = "store"
 """Lengths that are those of a store's users."""
+
+STAGES: Final = 0.6, 0.2
+"""Retrieval and pre-processing take these shares of what budgets leave to them, in the middle, where it is not said
+what; and so many times that at P99."""
+STAGE_SPREAD: Final = 1.25
 
 _REFRESH_GAPS: Final = Quantiles(
     ((0.0, 2.0), (1.0, 10.0)), "a feed refreshed every 2 to 10 s: set directly", seen=False
