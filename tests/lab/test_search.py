@@ -35,6 +35,14 @@ def test_whatever_is_found_has_held_and_tries_are_bounded(limit: float, off: flo
     assert found is None or (found in tried and found <= limit)
 
 
+@pytest.mark.parametrize("off", [2.0, 3.0, 5.0])
+def test_a_guess_far_above_the_limit_leads_near_it_all_the_same(off: float) -> None:
+    found, tried = driven(climb(100 * off, 1.12, tries=8), lambda value, _: value <= 100)
+    assert found is not None
+    assert 75 <= found <= 100
+    assert tried.count(found) == 2
+
+
 def test_what_is_not_confirmed_does_not_count() -> None:
     """100 holds once, by luck."""
     seen: list[float] = []

@@ -63,7 +63,7 @@ def slo(
     host_cache: options.HostCache = "512MiB",
     ranking_ms: options.RankingMs = 50.0,
     pipeline_ms: options.PipelineMs = 200.0,
-    tries: Tries = 6,
+    tries: Tries = 8,
     as_json: options.AsJson = False,
 ) -> None:
     """Find the highest rate at which P99 of ranking and pipeline hold and 99 of 100 requests are answered, by mode.
@@ -127,7 +127,7 @@ def length(
     host_cache: options.HostCache = "512MiB",
     ranking_ms: options.RankingMs = 50.0,
     pipeline_ms: options.PipelineMs = 200.0,
-    tries: Tries = 6,
+    tries: Tries = 8,
     as_json: options.AsJson = False,
 ) -> None:
     """Find the longest history at which P99 of ranking and pipeline hold, one request at a time, by mode.

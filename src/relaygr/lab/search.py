@@ -13,12 +13,13 @@ Search = Generator[float, bool, float | None]
 
 
 def climb(guess: float, factor: float = 1.15, *, tries: int = 5, confirm: int = 1, highest: float = 1e9) -> Search:
-    """From `guess` up while it holds, or down until it does; then `confirm` more tries of what was found.
+    """From `guess` up while it holds, or down in growing steps until it does, and then by halves of what is left; at
+    last `confirm` more tries of what was found.
 
     Without a confirmation a value does not count: one that fails it is left for the next lower one. After `tries` the
     last value that held, and was confirmed where tries were left for that, is the answer.
     """
-    value, held, failed, left = min(guess, highest), 0.0, float("inf"), tries
+    value, held, failed, left, falls = min(guess, highest), 0.0, math.inf, tries, 0
     confirmed: dict[float, int] = {}
     while left > 0:
         left -= 1
@@ -31,9 +32,11 @@ def climb(guess: float, factor: float = 1.15, *, tries: int = 5, confirm: int = 
                 held = max((other for other in confirmed if other < failed), default=0.0)
         if held and confirmed[held] >= confirm and (held * factor >= failed * 0.999 or held >= highest):
             break
-        ahead = min(held * factor, highest) if held else 0.0
+        far = held * factor**2 * 1.001 < failed < math.inf
+        ahead = math.sqrt(held * failed) if far else min(held * factor, highest)
         if not held:
-            value = failed / (factor if failed > 0.7 * guess else factor**3)
+            value = failed / factor ** min(2**falls, 8)
+            falls += 1
         elif ahead < failed * 0.999 and ahead > held and left > confirm:
             value = ahead
         elif confirmed[held] < confirm:
