@@ -137,9 +137,8 @@ class Plan:
 
 
 def tuning_of(row: Row, mode: Mode, device: Device, alone_s: float = 0.0) -> Tuning:
-    """Where only one request is under way at a time, nobody waits behind a long step."""
     tuning = Tuning.of(row.budgets, mode, device.costs.step, alone_s)
-    return replace(tuning, step_ms=max(tuning.step_ms, row.budgets.ranking_ms / 2)) if row.kind == "length" else tuning
+    return tuning.one_at_a_time(row.budgets) if row.kind == "length" else tuning
 
 
 def length_of(value: float) -> int:

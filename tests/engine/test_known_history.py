@@ -134,7 +134,7 @@ def test_one_request_is_one_visit() -> None:
     async def main() -> None:
         async with engine() as served:
             assert served._loop is not None
-            visits = served._loop._returns._visits
+            visits = served._loop.visits._returns._visits
             with pytest.raises(HistoryNeeded):
                 await served.rank("u", known(HISTORY), ITEMS)
             assert "u" not in visits
@@ -142,6 +142,6 @@ def test_one_request_is_one_visit() -> None:
             assert visits["u"] == 1
             await served.rank("u", known(HISTORY), ITEMS)
             assert visits["u"] == 2
-            assert served._loop._return_times.last("u") == served.clock.now()
+            assert served._loop.visits.last("u") == served.clock.now()
 
     run_virtual(main())

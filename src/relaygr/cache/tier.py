@@ -18,7 +18,7 @@ __all__ = ["Tier"]
 
 
 Worth = Callable[[HeldColumns], npt.NDArray[np.float64] | None]
-"""What keeping each prefix is worth, by its size; None while that is not known."""
+"""What keeping each prefix is worth, for each of its pages; None while that is not known."""
 
 _LOOKED_AT: Final = 8192
 """Prefixes that are weighed at once, at most."""

@@ -152,7 +152,7 @@ def length(
         def at(known: "Device") -> "Callable[[Mode, float], Probe]":
             def probe(each: "Mode", value: float) -> "Probe":
                 tuned = known.probe(each, base, budgets, int(value), served.name)
-                tuned = replace(tuned, tuning=replace(tuned.tuning, step_ms=max(tuned.tuning.step_ms, ranking_ms / 2)))
+                tuned = replace(tuned, tuning=tuned.tuning.one_at_a_time(budgets))
                 return tuned.at(length=max(128, int(value) // 128 * 128), requests=60)
 
             return probe

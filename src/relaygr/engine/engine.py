@@ -260,7 +260,7 @@ class Engine:
 
         What is kept for whom follows from that. For an engine that takes over from another.
         """
-        self._open_loop().learn_visits(visits)
+        self._open_loop().visits.learn(visits)
 
     def status(self) -> EngineStatus:
         """What the engine holds and has done. Raises Unavailable when it is not open."""

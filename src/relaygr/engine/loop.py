@@ -8,13 +8,11 @@ import asyncio
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from relaygr.cache import HeldColumns, Lineage, Option, Prefix, ReturnRate, ReturnTimes, Source, Tier, WriteBackQueue
+from relaygr.cache import Lineage, Option, Prefix, Source, Tier, WriteBackQueue
 from relaygr.clock import Clock
 from relaygr.config import EngineConfig
 from relaygr.engine.admission import Admission, Backlog, Demand
@@ -27,6 +25,7 @@ from relaygr.engine.outcomes import Decision, Path, PreInferOutcome
 from relaygr.engine.ranks import Ranks, resident
 from relaygr.engine.scheduler import Plan, Scheduler
 from relaygr.engine.step import Executor, PageSpoiled, Served, Step, StepResult
+from relaygr.engine.visits import Visits
 from relaygr.engine.work import Build, BuildState, PreInfer, Rank
 from relaygr.engine.write_back import WriteBack
 from relaygr.errors import HistoryNeeded
@@ -41,10 +40,6 @@ _OUTCOMES: Final = {
     Path.EXTENDED: PreInferOutcome.EXTENDED,
     Path.RELOADED: PreInferOutcome.RELOADED,
 }
-
-
-_TWICE: Final = 0.1
-"""What a prefix is worth in one tier when the other has it, too."""
 
 
 class EngineLoop:
@@ -77,16 +72,14 @@ class EngineLoop:
         self.ranks = Ranks(tier, self.builds, cost, clock, self._choose, self.wait_s, config.on_miss)
         self.claims = Claims(tier.pool, config.lease_s, self._claim_ended)
         queue = WriteBackQueue(config.write_back_queue)
-        self.write_back = WriteBack(tier, host, queue, self.device.copy, lambda user: self._return_times.last(user))
+        self.visits = Visits((tier, host), cost, clock)
+        self.write_back = WriteBack(tier, host, queue, self.device.copy, self.visits.last)
         self._accept_epochs = config.accept_epochs
         self._options = Options(tier, host, cost, clock, config.accept_epochs, extend=config.reuse == "extend")
         self._scheduler = Scheduler(cost, config.step_ms / 1e3)
         leased = 0.0 if config.reuse == "none" else config.lease_share
         self._admission = Admission(tier.pool.total, reserve_pages, leased, config.pre_infer_share)
         self._backlog = Backlog(config.pre_infer_share)
-        self._returns = ReturnRate()
-        self._return_times = ReturnTimes()
-        tier.worth = host.worth = self._worth
         tier.other, host.other = host, tier
         self._executor = executor
         self._clock = clock
@@ -110,24 +103,9 @@ class EngineLoop:
     def rank(self, rank: Rank) -> None:
         """Take a rank; `leave` must follow."""
         if not isinstance(rank.history, KnownHistory):  # by its digest it may have to be asked for again: see `leave`
-            self._visit(rank.user, rank.arrived)
+            self.visits.add(rank.user, rank.arrived)
         self.ranks.take(rank)
         self._turn_soon()
-
-    def learn_visits(self, visits: Iterable[tuple[str, float]]) -> None:
-        """Forget what is known of visits, and learn these."""
-        self._returns, self._return_times = ReturnRate(), ReturnTimes()
-        for user, at in visits:
-            self._visit(user, at)
-        for tier in (self.tier, self.host):
-            for prefix in tier:
-                tier.seen(prefix.user, self._return_times.last(prefix.user))
-
-    def _visit(self, user: str, at: float) -> None:
-        self._returns.visit(user)
-        self._return_times.visit(user, at)
-        self.tier.seen(user, at)
-        self.host.seen(user, at)
 
     def leave(self, rank: Rank) -> None:
         """The rank has ended for its caller, and with it the lease that was kept for it.
@@ -137,7 +115,7 @@ class EngineLoop:
         self.ranks.leave(rank)
         if not rank.history_needed:
             if isinstance(rank.history, KnownHistory) and rank.keep:
-                self._visit(rank.user, self._clock.now())
+                self.visits.add(rank.user, self._clock.now())
             self.claims.end_oldest(rank.user)
         self._turn_soon()
 
@@ -221,8 +199,7 @@ class EngineLoop:
 
         Ranks under way still answer. Returns how many prefixes were dropped.
         """
-        self._returns.forget(user)
-        self._return_times.forget(user)
+        self.visits.forget(user)
         self.write_back.forget(user)
         self.ranks.forget(user)
         for build in self.builds.of(user):
@@ -394,18 +371,10 @@ class EngineLoop:
         longer = old is not None and old.lineage == new.lineage and old.length > new.length
         if old is not None and longer and new.length % PAGE == 0 and old.shares(new) == new.length:
             return
-        self.tier.install(new, self._return_times.last(new.user))
+        self.tier.install(new, self.visits.last(new.user))
         if self.host.pool.total:
             saved = self.cost.append_s(new.tokens, 0) - self.cost.copy_s(0)
-            self.write_back.queue.offer(new, return_rate=self._returns.expected(new.user), saves_s=saved)
-
-    def _worth(self, held: HeldColumns) -> npt.NDArray[np.float64] | None:
-        """Device time that keeping a page of each prefix saves, in a second; little where the other tier has it."""
-        rates = self._return_times.rates(held.last, self._clock.now())
-        if rates is None:
-            return None
-        worth = rates * self.cost.prefix_s(held.tokens) / np.maximum(np.ceil(held.tokens / PAGE), 1)
-        return np.where(held.twice, _TWICE * worth, worth)
+            self.write_back.queue.offer(new, return_rate=self.visits.expected(new.user), saves_s=saved)
 
     def _claim_ended(self, build: Build | None) -> None:
         if build is not None:

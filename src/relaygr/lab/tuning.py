@@ -39,6 +39,10 @@ class Tuning:
             step_ms = min(1.1e3 * alone_s or ranking_ms, ranking_ms)
         return Tuning(step_ms, ranking_ms / 10, lease_s=2 * budgets.pipeline_ms / 1e3)
 
+    def one_at_a_time(self, budgets: Budgets) -> "Tuning":
+        """The same where only one request is under way at a time: nobody waits behind a long step."""
+        return replace(self, step_ms=max(self.step_ms, budgets.ranking_ms / 2))
+
     def engine(self, config: EngineConfig) -> EngineConfig:
         return replace(config, step_ms=self.step_ms, pre_infer_share=self.pre_infer_share, lease_s=self.lease_s)
 
