@@ -206,17 +206,27 @@ def test_faults_are_misses(seed: int) -> None:
     run(main())
 
 
-def test_models_are_swapped_under_load() -> None:
+@pytest.mark.parametrize("family", ["hstu", "softmax"])
+def test_models_are_swapped_under_load(family: Family) -> None:
+    """A model that is captured while another serves must not reach into what that one computes."""
+
     async def main() -> None:
-        models = {epoch: model(epoch=epoch) for epoch in range(3)}
+        models = {epoch: model(family, epoch=epoch) for epoch in range(5)}
         async with Engine(models[0], config()) as engine:
-            caller = Caller(engine, 5, users=12)
-            load = asyncio.create_task(caller.turns(1500, at_once=8))
-            for epoch in (1, 2):
+            caller, swapped = Caller(engine, 5, users=12), False
+
+            async def work() -> None:
+                while not swapped:
+                    await caller.turn()
+
+            load = [asyncio.create_task(work()) for _ in range(8)]
+            for epoch in list(models)[1:]:
                 await engine.swap_model(models[epoch])
-            await load
-            assert {asked.epoch for asked in caller.answers} >= {0, 2}
-            await assert_exact(engine, caller.answers[:200] + caller.answers[-200:], models)
+            swapped = True
+            await asyncio.gather(*load)
+            answers = {epoch: [asked for asked in caller.answers if asked.epoch == epoch] for epoch in models}
+            assert all(answers[epoch] for epoch in range(4)), Counter(asked.epoch for asked in caller.answers)
+            await assert_exact(engine, [asked for each in answers.values() for asked in each[-300:]], models)
 
     run(main())
 

@@ -50,7 +50,7 @@ class CudaRunner:
         self._longest = longest
         self._device = pages.device
         self._compute = own_stream(self._device, urgent=True)
-        self._inward, self._outward, self._capture = (own_stream(self._device) for _ in range(3))
+        self._inward, self._outward = (own_stream(self._device) for _ in range(2))
         self._mover = PageMover(pages, host_pages)
         self._graphs: WeakKeyDictionary[Served, Graphs] = WeakKeyDictionary()
         self._hot: WeakKeyDictionary[Served, HotRowCache] = WeakKeyDictionary()
@@ -74,7 +74,7 @@ class CudaRunner:
             self._hot[served] = hot
         if replayable(model.stack.attention):
             with torch.cuda.device(self._device):
-                graphs = Graphs(model, self.pages, self._longest, self._capture)
+                graphs = Graphs(model, self.pages, self._longest)
                 graphs.capture(lambda done, of: progress("launches captured", done, of))
             self._graphs[served] = graphs
 
@@ -164,7 +164,7 @@ class CudaRunner:
         torch.cuda.synchronize(self._device)
         self._graphs.clear()
         free_stream(self._compute, urgent=True)
-        for stream in (self._inward, self._outward, self._capture):
+        for stream in (self._inward, self._outward):
             free_stream(stream)
 
     def _run(self, step: Step, staged: Staged, graphs: Graphs | None, posted: list[Posted]) -> Out | None:

@@ -1,6 +1,7 @@
 """A model's launches captured as CUDA graphs, one for each bucket of batches."""
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 
 from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket
+from relaygr.engine.driver import free_stream, own_stream
 from relaygr.engine.mailbox import Mailbox, Posted
 from relaygr.history import PAGE
 from relaygr.kernels import Ragged
@@ -44,17 +46,19 @@ class Graphs:
         pinned words ──fetched──▶ the bucket's inputs ──▶ pages, or scores ──delivered──▶ pinned words
 
     All of that is captured, so a replay is one call. All buckets share one pool of memory: replays run one after the
-    other, on one stream.
+    other, on one stream. Each model is captured on a stream of its own: cuBLAS gives a stream one workspace, captured
+    products keep writing to it when they are replayed, and the next model is captured while this one serves.
     """
 
-    def __init__(self, model: RankingModel, pages: torch.Tensor, longest: int, stream: torch.cuda.Stream) -> None:
-        """`longest`: pages of a user at most. `stream`: to capture on, and used for nothing else meanwhile."""
+    def __init__(self, model: RankingModel, pages: torch.Tensor, longest: int) -> None:
+        """`longest`: pages of a user at most."""
         self.seconds = 0.0
         self.bytes = 0
         self._model = model
         self._pages = pages
         self._longest = longest
-        self._stream = stream
+        self._stream = own_stream(pages.device)
+        weakref.finalize(self, free_stream, self._stream)
         self._features = model.config.request_features + model.config.candidate_features
         self._pool: Any = None
         self._appends: dict[Bucket, CapturedAppend] = {}
