@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from relaygr.engine.canary import Canary
-from relaygr.engine.driver import free_stream, own_stream
+from relaygr.engine.driver import OnStream, free_stream, own_stream
 from relaygr.engine.graphs import Graphs
 from relaygr.engine.hot_rows import HotRowCache
 from relaygr.engine.mailbox import Posted
@@ -50,6 +50,7 @@ class CudaRunner:
         self._longest = longest
         self._device = pages.device
         self._compute = own_stream(self._device, urgent=True)
+        self._on_compute = OnStream(self._compute)
         self._inward, self._outward = (own_stream(self._device) for _ in range(2))
         self._mover = PageMover(pages, host_pages)
         self._graphs: WeakKeyDictionary[Served, Graphs] = WeakKeyDictionary()
@@ -93,7 +94,7 @@ class CudaRunner:
         # What is replayed notes its own times; events would count the launch too, where the device has nothing to do.
         noted = staged.replayed and not step.page_copies and hot is None and self._canary is None
         spoiled, began = None, None
-        with torch.cuda.stream(self._compute):
+        with self._on_compute:
             try:
                 if hot is not None:
                     hot.observe(staged.ids())
@@ -145,7 +146,7 @@ class CudaRunner:
         if inward:
             self._arrivals[copy] = events
         if self._canary is not None:
-            with torch.cuda.device(self._device), torch.cuda.stream(self._compute):
+            with self._on_compute:
                 self._canary.moved(copy)
 
         def result() -> float:

@@ -1,4 +1,5 @@
-"""What torch does not offer of the CUDA driver: streams that nobody else is given, and many copies in one call.
+"""What torch does not offer of the CUDA driver, or not as fast: streams that nobody else is given, what is launched on
+one of them, and many copies in one call.
 
 torch hands out streams of a small pool in turn, so two that were asked for apart may be one: what is copied on it would
 become part of what is captured on it.
@@ -6,13 +7,14 @@ become part of what is captured on it.
 
 import ctypes
 import functools
+from types import TracebackType
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Addresses", "can_copy_many", "copy_many", "free_stream", "own_stream"]
+__all__ = ["Addresses", "OnStream", "can_copy_many", "copy_many", "free_stream", "own_stream"]
 
 Addresses = npt.NDArray[np.uint64]
 
@@ -51,6 +53,27 @@ def own_stream(device: torch.device, *, urgent: bool = False) -> torch.cuda.Stre
 def free_stream(stream: torch.cuda.Stream, *, urgent: bool = False) -> None:
     """Nothing is launched on it any more. It is kept for the next who asks: torch may still remember its name."""
     _FREE[stream.device.index, urgent].append(stream)
+
+
+class OnStream:
+    """`with torch.cuda.stream(stream)` for a stream that is used for every step: a tenth of the time."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream.stream_id, stream.device_index, stream.device_type
+        self._before: list[tuple[int, tuple[int, int, int]]] = []
+
+    def __enter__(self) -> None:
+        index = self._stream[1]
+        self._before.append((torch._C._cuda_getDevice(), torch._C._cuda_getCurrentStream(index)))
+        torch._C._cuda_setStream(*self._stream)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        device, stream = self._before.pop()
+        torch._C._cuda_setStream(*stream)
+        if device != stream[1]:
+            torch._C._cuda_setDevice(device)
 
 
 def can_copy_many() -> bool:

@@ -1,7 +1,7 @@
 """What the engine answers. Enums are their own labels in logs and metrics."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,8 +61,7 @@ class Decision(StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-@dataclass(frozen=True)
-class Timings:
+class Timings(NamedTuple):
     """Where a rank's time went, in milliseconds."""
 
     total: float
@@ -72,8 +71,7 @@ class Timings:
     """In the step that scored."""
 
 
-@dataclass(frozen=True)
-class Ranked:
+class Ranked(NamedTuple):
     """A rank's answer."""
 
     scores: npt.NDArray[np.float32]
