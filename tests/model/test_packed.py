@@ -11,6 +11,7 @@ from relaygr import Candidates
 from relaygr.model import build_model
 from relaygr.model.batch import AppendBatch, AppendRow, ScoreBatch, ScoreRow
 from relaygr.model.packed import BatchShape, Packed
+from relaygr.model.tokens import candidate_marks
 
 MODEL = build_model(
     "hstu", layers=1, dim=8, heads=1, items=50, seed=0, scale_length=1.0, request_features=2, candidate_features=3
@@ -50,7 +51,8 @@ def test_a_batch_in_a_larger_buffer_is_the_batch_and_harmless_rows(seed: int) ->
     ScoreBatch.fill(roomy, MODEL.config, rows)
     total = exact.ragged.total
     assert torch.equal(roomy.tokens[:total], exact.tokens)
-    assert not roomy.tokens[total:].any()
+    kind, gap = candidate_marks(MODEL.config)
+    assert roomy.tokens[total:].tolist() == [[0, kind, gap, 0]] * (64 - total)
     assert roomy.dense is not None
     assert exact.dense is not None
     assert torch.equal(roomy.dense[:total], exact.dense)
@@ -59,6 +61,31 @@ def test_a_batch_in_a_larger_buffer_is_the_batch_and_harmless_rows(seed: int) ->
     assert roomy.cached.tolist() == [*exact.ragged.cached.tolist(), 0, 0]
     for user, row in enumerate(rows):
         assert roomy.table[user, : len(row.pages)].tolist() == row.pages
+
+
+def test_a_buffer_used_again_holds_what_its_own_batch_says() -> None:
+    """Whatever was there before: other rows, an append, candidates of a model whose marker is another row."""
+    draw = np.random.default_rng(0)
+    packed = Packed.empty(BatchShape(5, 64, 9))
+    fewer = build_model("hstu", layers=1, dim=8, heads=1, items=100, actions=3, seed=0).config
+    more = build_model("hstu", layers=1, dim=8, heads=1, items=100, actions=7, seed=0).config
+    history = numbered(40)
+    for _ in range(60):
+        config = (fewer, more)[draw.integers(2)]
+        if draw.random() < 0.3:
+            high = int(draw.integers(1, 41))
+            append = [AppendRow(history, np.empty(0, np.int64), 0, high, [1])]
+            AppendBatch.fill(packed, config, append)
+            expected, total = AppendBatch.pack(config, append).tokens, high
+        else:
+            rows = _score_rows(draw, int(draw.integers(1, 5)))
+            ScoreBatch.fill(packed, config, rows)
+            batch = ScoreBatch.pack(config, rows)
+            expected, total = batch.tokens, batch.ragged.total
+        assert torch.equal(packed.tokens[:total], expected)
+        behind = packed.tokens[total:]
+        assert int(behind.min()) >= 0
+        assert int(behind[:, 1].max()) <= config.actions
 
 
 def test_appends_are_packed_in_the_order_of_their_rows() -> None:

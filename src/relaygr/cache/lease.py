@@ -43,14 +43,19 @@ class Lease:
     @staticmethod
     def release_all(leases: "Sequence[Lease]") -> None:
         """Release leases of one pool together, which is cheaper than one by one."""
-        held = {lease.user: lease for lease in leases if lease._pages is not None}
-        if len(held) > 1:  # pages of different users are different pages
-            pages = [lease._pages for lease in held.values() if lease._pages is not None]
-            leases[0]._pool.unpin(np.concatenate(pages))
-            for lease in held.values():
-                lease._pages = None
+        users: set[str] = set()
+        together = []
         for lease in leases:
-            lease.release()
+            if lease._pages is None:
+                continue
+            if lease.user in users:  # pages of different users are different pages
+                lease.release()
+            else:
+                users.add(lease.user)
+                together.append(lease._pages)
+                lease._pages = None
+        if together:
+            leases[0]._pool.unpin(together[0] if len(together) == 1 else np.concatenate(together))
 
     def __enter__(self) -> Self:
         return self

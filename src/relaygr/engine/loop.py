@@ -290,17 +290,17 @@ class EngineLoop:
             self.builds.launched(build, high)
             if build.all_launched:
                 self._whole(build)
-        scores, reloads = [], []
+        scores, sizes, reloads = [], [], []
         self.ranks.launched(plan.scores)
         for rank in plan.scores:
-            prefix = rank.prefix
+            prefix, candidates = rank.prefix, rank.candidates
             assert prefix is not None
             if rank.build is not None and rank.build.reload is not None:
                 reloads.append(rank.build.reload)
-            scores.append(ScoreRow(rank.candidates, rank.request, prefix.length, prefix.tokens, prefix.pages))
-        features = CostModel.features(
-            [(row.high - row.low, row.low) for row in appends], [(len(row.candidates), row.tokens) for row in scores]
-        )
+            tokens = prefix.tokens
+            scores.append(ScoreRow(candidates, rank.request, prefix.length, tokens, prefix.pages))
+            sizes.append((len(candidates.items), tokens))
+        features = CostModel.features([(row.high - row.low, row.low) for row in appends], sizes)
         step = Step(plan.served, appends, scores, copies, reloads)
         self.device.launch(step, plan.cost_s, features, lambda result, error: self._step_ended(plan, result, error))
 

@@ -97,7 +97,7 @@ class Staged:
             packed = _own(AppendBatch.shape(appends)) if bucket is None else staging.take(bucket)
             AppendBatch.fill(packed, config, appends)
             self.appends.append(StagedGroup(members, bucket, sum([new[index] for index in members]), packed, appends))
-        self._counts = counts = [len(row.candidates) for row in step.scores]
+        self._counts = counts = [len(row.candidates.items) for row in step.scores]
         features = config.request_features + config.candidate_features
         for members, bucket in _groups(SCORE_BUCKETS, counts, captured):
             scores = [step.scores[index] for index in members]

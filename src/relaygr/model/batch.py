@@ -14,7 +14,7 @@ from relaygr.kernels.ragged import PageList
 from relaygr.model.candidates import Candidates
 from relaygr.model.config import ModelConfig
 from relaygr.model.packed import BatchShape, Packed
-from relaygr.model.tokens import write_candidate_tokens, write_history_tokens
+from relaygr.model.tokens import candidate_marks, write_candidate_tokens, write_history_tokens
 
 __all__ = ["AppendBatch", "AppendRow", "ScoreBatch", "ScoreRow"]
 
@@ -101,11 +101,13 @@ class ScoreBatch:
     @staticmethod
     def fill(packed: Packed, config: ModelConfig, rows: Sequence[ScoreRow]) -> None:
         """Write these rows; there must be room for them."""
-        counts = [len(row.candidates) for row in rows]
-        packed.place(counts, [row.tokens for row in rows], [row.pages for row in rows])
-        tokens, dense = packed.rows_of(sum(counts))
-        items, highest = [row.candidates.items for row in rows], max([row.candidates.highest for row in rows])
-        write_candidate_tokens(config, items, highest, [row.position for row in rows], tokens)
+        candidates, _, positions, cached, pages = zip(*rows, strict=True)
+        items = [each.items for each in candidates]
+        counts = [len(each) for each in items]
+        packed.place(counts, cached, pages)
+        tokens, dense = packed.rows_of(sum(counts), candidate_marks(config))
+        highest = max([each.highest for each in candidates])
+        write_candidate_tokens(config, items, highest, counts, positions, tokens)
         if dense is not None:
             begin = 0
             for row, count in zip(rows, counts, strict=True):

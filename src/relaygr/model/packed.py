@@ -63,6 +63,7 @@ class Packed:
         self.tokens = views[3].t()
         self.dense: torch.Tensor | None = views[4].view(torch.float32) if shape.features else None
         self.address = words.data_ptr()
+        self._alike: tuple[int, int] | None = None
         self._host = _HostViews(self) if words.device.type == "cpu" else None
 
     @staticmethod
@@ -86,11 +87,23 @@ class Packed:
         for user, row in enumerate(pages):
             table[user, : len(row)] = row
 
-    def rows_of(self, total: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
-        """Tokens and dense features of the first `total` rows, to be written; those behind are made harmless."""
+    def rows_of(
+        self, total: int, alike: tuple[int, int] | None = None
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
+        """Tokens and dense features of the first `total` rows, to be written; those behind are made harmless.
+
+        `alike`: the second and third number of every token, written here where the batch before had others.
+        """
         host = self._writable()
         tokens, dense = host.tokens, host.dense
-        tokens[total:] = 0
+        if alike is None:
+            tokens[total:] = 0
+        else:
+            if alike != self._alike:
+                tokens[:, 1], tokens[:, 2] = alike
+            tokens[total:, 0] = 0
+            tokens[total:, 3] = 0
+        self._alike = alike
         if dense is not None:
             dense[total:] = 0.0
         return tokens[:total], None if dense is None else dense[:total]

@@ -24,6 +24,7 @@ from relaygr.model.config import MAX_CONTEXT, ModelConfig
 __all__ = [
     "GAP_ROWS",
     "POSITION_ROWS",
+    "candidate_marks",
     "candidate_tokens",
     "history_tokens",
     "kind_rows",
@@ -150,27 +151,33 @@ def _first_positions(count: int) -> Rows:
 def candidate_tokens(config: ModelConfig, items: Rows, position: int) -> Rows:
     """Tokens of candidates that all stand at `position`, the length of the history; [m, 4]."""
     tokens = np.empty((len(items), 4), np.int64)
-    write_candidate_tokens(config, [items], int(items.max(initial=0)), [position], tokens)
+    tokens[:, 1], tokens[:, 2] = candidate_marks(config)
+    write_candidate_tokens(config, [items], int(items.max(initial=0)), [len(items)], [position], tokens)
     return tokens
+
+
+def candidate_marks(config: ModelConfig) -> tuple[int, int]:
+    """The second and third number of every candidate's token: its kind, and that it has no gap."""
+    return config.actions, _NO_GAP
 
 
 def write_candidate_tokens(
     config: ModelConfig,
     items: Sequence[Rows],
     highest: int,
+    counts: Sequence[int],
     positions: Sequence[int],
     out: npt.NDArray[np.integer],
 ) -> None:
-    """Tokens of the candidates of many users, items[u] at positions[u], into `out` [m, 4]; no item is above `highest`.
+    """Tokens of the candidates of many users into `out` [m, 4], but for `candidate_marks`, which are there.
 
-    Where no id is hashed it is few calls, each over all users: it is in the way of every step.
+    Of each user: items, how many they are, and their position. No item is above `highest`. Where no id is hashed it is
+    few calls, each over all users: it is in the way of every step.
     """
     table = items if highest < config.items else [table_row(each, config.items) for each in items]
     np.concatenate(table, out=out[:, 0], casting="unsafe")
-    out[:, 1] = config.actions
-    out[:, 2] = _NO_GAP
-    buckets = [_position_bucket(position) for position in positions]
-    out[:, 3] = np.repeat(buckets, [len(each) for each in items])
+    buckets = np.array([_position_bucket(position) for position in positions], out.dtype)
+    out[:, 3] = buckets.repeat(counts)
 
 
 @functools.lru_cache(1 << 16)
