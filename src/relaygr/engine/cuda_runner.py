@@ -14,6 +14,7 @@ While something is in flight the event loop never sleeps: waking up would cost m
 import asyncio
 import contextlib
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -54,6 +55,8 @@ class CudaRunner:
         self._inward, self._outward = (own_stream(self._device) for _ in range(2))
         self._mover = PageMover(pages, host_pages)
         self._graphs: WeakKeyDictionary[Served, Graphs] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+        """Of `_graphs`: to add to it, in the thread that prepares a model, and to go through it."""
         self._hot: WeakKeyDictionary[Served, HotRowCache] = WeakKeyDictionary()
         self._staging = Staging(longest)
         self._steps: deque[_Flight] = deque()
@@ -77,10 +80,12 @@ class CudaRunner:
             with torch.cuda.device(self._device):
                 graphs = Graphs(model, self.pages, self._longest)
                 graphs.capture(lambda done, of: progress("launches captured", done, of))
-            self._graphs[served] = graphs
+            with self._lock:
+                self._graphs[served] = graphs
 
     def facts(self) -> dict[str, float]:
-        graphs = list(self._graphs.values())
+        with self._lock:
+            graphs = list(self._graphs.values())
         return {
             "graphs": sum(len(each) for each in graphs),
             "graph_bytes": sum(each.bytes for each in graphs),
@@ -140,14 +145,14 @@ class CudaRunner:
                 for first, last in layer_cuts(layers) if inward else ((0, layers),):
                     self._mover.move(copy, first, last, stream)
                     events += [self._mark(stream)] * (last - first)
+                if self._canary is not None:
+                    with self._on_compute:
+                        self._canary.moved(copy)
             except BaseException:
                 stream.synchronize()
                 raise
         if inward:
             self._arrivals[copy] = events
-        if self._canary is not None:
-            with self._on_compute:
-                self._canary.moved(copy)
 
         def result() -> float:
             return float(began.elapsed_time(events[-1])) / 1e3
@@ -162,11 +167,12 @@ class CudaRunner:
         return future
 
     def close(self) -> None:
-        torch.cuda.synchronize(self._device)
+        streams = self._compute, self._inward, self._outward
+        for stream in streams:
+            stream.synchronize()  # not the device: another engine may be capturing, which that would spoil
         self._graphs.clear()
-        free_stream(self._compute, urgent=True)
-        for stream in (self._inward, self._outward):
-            free_stream(stream)
+        for stream in streams:
+            free_stream(stream, urgent=stream is self._compute)
 
     def _run(self, step: Step, staged: Staged, graphs: Graphs | None, posted: list[Posted]) -> Out | None:
         """Launch a step on the current stream; its scores, in pinned memory once the stream is there."""

@@ -5,6 +5,7 @@ torch hands out streams of a small pool in turn, so two that were asked for apar
 become part of what is captured on it.
 """
 
+import contextlib
 import ctypes
 import functools
 from types import TracebackType
@@ -40,9 +41,8 @@ def _driver() -> ctypes.CDLL:
 
 def own_stream(device: torch.device, *, urgent: bool = False) -> torch.cuda.Stream:
     """A stream of one's own on a device that is in use, until it is given back with `free_stream`."""
-    free = _FREE.setdefault((device.index, urgent), [])
-    if free:
-        return free.pop()
+    with contextlib.suppress(IndexError):  # another thread may take the last one
+        return _FREE.setdefault((device.index, urgent), []).pop()
     made = ctypes.c_void_p()
     with torch.cuda.device(device):
         _check(_driver().cuStreamCreateWithPriority(ctypes.byref(made), _NON_BLOCKING, -1 if urgent else 0))

@@ -80,8 +80,7 @@ class Engine:
             cost = CostModel()
             await profile(self._executor, served, device, host, cost, self._max_history)
         except BaseException:
-            await self._prepared()
-            self._executor.close()
+            await self._close_executor()
             raise
         self._loop = EngineLoop(
             self.config, self._executor, self.clock, served, device, host, cost, reserve_pages(self._max_history)
@@ -97,8 +96,7 @@ class Engine:
             try:
                 await loop.close()
             finally:
-                await self._prepared()
-                self._executor.close()
+                await self._close_executor()
 
     async def pre_infer(
         self, user: str, history: History | KnownHistory, *, context: Any = None, deadline: float | None = None
@@ -243,6 +241,18 @@ class Engine:
         self._preparing = preparing = asyncio.create_task(self._executor.prepare(model))
         preparing.add_done_callback(over)
         return await asyncio.shield(preparing)
+
+    async def _close_executor(self) -> None:
+        """Not while it prepares a model, whoever is cancelled meanwhile."""
+        cancelled: asyncio.CancelledError | None = None
+        while self._preparing is not None:
+            try:
+                await self._prepared()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        self._executor.close()
+        if cancelled is not None:
+            raise cancelled
 
     async def _prepared(self) -> None:
         """No model is being prepared any more, though whoever asked for it may have gone."""

@@ -58,11 +58,11 @@ class Graphs:
         self._pages = pages
         self._longest = longest
         self._stream = own_stream(pages.device)
-        weakref.finalize(self, free_stream, self._stream)
         self._features = model.config.request_features + model.config.candidate_features
         self._pool: Any = None
         self._appends: dict[Bucket, CapturedAppend] = {}
         self._scores: dict[Bucket, CapturedScore] = {}
+        weakref.finalize(self, _let_go, self._appends, self._scores, self._stream)
 
     def __len__(self) -> int:
         return len(self._appends) + sum(1 + len(each.layers) for each in self._scores.values())
@@ -190,6 +190,15 @@ class Graphs:
         finally:
             graphs[-1].capture_end()
         return graphs
+
+
+def _let_go(
+    appends: dict[Bucket, CapturedAppend], scores: dict[Bucket, CapturedScore], stream: torch.cuda.Stream
+) -> None:
+    """Give the stream back once nothing that was captured on it is left: with each, torch may free its workspace."""
+    appends.clear()
+    scores.clear()
+    free_stream(stream)
 
 
 def _bound(bucket: Bucket, inputs: Packed) -> Ragged:

@@ -19,8 +19,9 @@ _CHUNK_BYTES: Final = 64 << 20
 class PinnedPages:
     """A pool of `total` pages, of which the first `ready` may be used now."""
 
-    def __init__(self, layout: PageLayout, total: int, progress: Progress = no_progress) -> None:
+    def __init__(self, layout: PageLayout, total: int, device: torch.device, progress: Progress = no_progress) -> None:
         """Pins the first chunk, and the rest in a thread. Raises InvalidInput if not even that can be had."""
+        self._device = device
         self._progress = progress
         self.total = total
         self.ready = 0
@@ -63,7 +64,8 @@ class PinnedPages:
         """Pin one more chunk; False where that fails."""
         part = self.pages[self.ready : self.ready + self._chunk]
         part.view(torch.uint8).zero_()  # the pages of the system are had here, outside the driver
-        status = torch.cuda.cudart().cudaHostRegister(part.data_ptr(), len(part) * self._page_bytes, 1)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device):  # the thread's own would be another, which need not have room for us
+            status = torch.cuda.cudart().cudaHostRegister(part.data_ptr(), len(part) * self._page_bytes, 1)  # type: ignore[no-untyped-call]
         if int(status):
             self.error = f"the driver says {status} after {self.ready} of {self.total} pages"
             return False

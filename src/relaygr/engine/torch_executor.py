@@ -1,8 +1,11 @@
 """A device that runs real models with torch: it holds the pages of both tiers and the models as they are served."""
 
 import asyncio
+import contextlib
 import copy
+import threading
 from collections.abc import Callable
+from typing import Final
 
 import torch
 import xxhash
@@ -23,6 +26,8 @@ __all__ = ["TorchExecutor"]
 
 _HOT_BYTES = 1 << 30
 """Of device memory for the rows in demand, where a table lies in host memory."""
+_PREPARING: Final = threading.RLock()
+"""Held by the engine of this process that prepares a model: torch frees no memory, on any device, while it captures."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -85,7 +90,7 @@ class TorchExecutor:
         from relaygr.engine.cuda_runner import CudaRunner
         from relaygr.engine.pinned import PinnedPages
 
-        host = PinnedPages(layout, host_pages, self._progress)
+        host = PinnedPages(layout, host_pages, pages.device, self._progress)
         try:
             self._runner = CudaRunner(pages, host.pages, longest, canary=canary)
         except BaseException:
@@ -103,7 +108,10 @@ class TorchExecutor:
 
         With the digest of its tables.
         """
-        model = _checked(model)
+        with _PREPARING:
+            return self._prepare_alone(_checked(model))
+
+    def _prepare_alone(self, model: RankingModel) -> tuple[Served, bytes]:
         layout = self._layout_of(model)
         if layout != self._layout:
             raise InvalidInput("model", f"has pages of {layout}, this engine's are {self._layout}")
@@ -169,7 +177,8 @@ def _free_bytes(device: torch.device, model: RankingModel, dtype: torch.dtype) -
 
 def _free_now(device: torch.device) -> int:
     """Memory of the device that is free, with what torch holds and does not use, of models served before say."""
-    torch.cuda.empty_cache()
+    with _PREPARING, contextlib.suppress(RuntimeError):  # once a capture has failed torch refuses: so much less is free
+        torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import inspect
 
 import torch
 
@@ -22,9 +23,17 @@ def has_tanh(device: torch.device) -> bool:
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
     """Whether the Gluon kernels run there."""
-    if not has_tanh(device) or torch.cuda.get_device_capability(device)[0] != 9:
+    return has_tanh(device) and torch.cuda.get_device_capability(device)[0] == 9 and _has_gluon()
+
+
+@functools.cache
+def _has_gluon() -> bool:
+    """Whether Triton comes with Gluon as the kernels speak it: from 3.6 on. It is young, and changes."""
+    try:
+        from triton.experimental.gluon import language
+    except ImportError:
         return False
-    return importlib.util.find_spec("triton.experimental.gluon") is not None
+    return "functions_and_args" in inspect.signature(language.warp_specialize).parameters
 
 
 @functools.cache
@@ -34,8 +43,12 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def can_chain(device: torch.device) -> bool:
-    """Whether a kernel may start while the one before it ends."""
-    return has_tanh(device) and torch.cuda.get_device_capability(device)[0] >= 9
+    """Whether a kernel may start while the one before it ends: on Hopper and later, with Triton from 3.5 on."""
+    if not has_tanh(device) or torch.cuda.get_device_capability(device)[0] < 9:
+        return False
+    from triton.language.extra import cuda
+
+    return "_semantic" in inspect.signature(cuda.gdc_wait).parameters  # without, Triton cannot compile it
 
 
 def chain(*, wait: bool, trigger: bool) -> dict[str, bool]:

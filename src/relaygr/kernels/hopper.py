@@ -30,6 +30,9 @@ ROWS = gl.constexpr(128)
 
 _STOP = gl.constexpr(-1)
 
+_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+"""Of all threads of a warpgroup; Triton renamed it in 3.7."""
+
 
 @gluon.jit
 def _silu(s, half_scale):
@@ -125,7 +128,7 @@ def _produce(
             note = gl.where(lane == 7, tokens, note)
             note = gl.where(lane == 8, shift, note)
             box.index(slot).store(note)
-            gl.thread_barrier()
+            _barrier()
             mbarrier.arrive(box_full.index(slot))
             column = head * D
             pages = table + user.to(gl.int64) * table_stride
@@ -167,7 +170,7 @@ def _produce(
     slot = items % 2
     mbarrier.wait(box_free.index(slot), ((items // 2) & 1) ^ 1)
     box.index(slot).store(gl.where(lane == 5, _STOP, 0))
-    gl.thread_barrier()
+    _barrier()
     mbarrier.arrive(box_full.index(slot))
 
 
