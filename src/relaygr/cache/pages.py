@@ -79,7 +79,7 @@ class PagePool:
         if still < len(pins):
             self.pinned -= len(pins) - still
             owners = self._owners[pages]
-            if still or not owners.all():
+            if still or np.count_nonzero(owners) < len(owners):  # `all` takes longer
                 self._end(pages[(pins == 0) & (owners == 0)])
 
     def _end(self, pages: Pages) -> None:

@@ -102,8 +102,8 @@ class Staged:
         for members, bucket in _groups(SCORE_BUCKETS, counts, captured):
             scores = [step.scores[index] for index in members]
             packed = _own(ScoreBatch.shape(config, scores)) if bucket is None else staging.take(bucket, features)
-            ScoreBatch.fill(packed, config, scores)
-            self.scores.append(StagedGroup(members, bucket, sum([counts[index] for index in members]), packed, scores))
+            total = ScoreBatch.fill(packed, config, scores)
+            self.scores.append(StagedGroup(members, bucket, total, packed, scores))
 
     @property
     def groups(self) -> "list[StagedGroup[AppendRow] | StagedGroup[ScoreRow]]":

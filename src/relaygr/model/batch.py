@@ -99,13 +99,14 @@ class ScoreBatch:
         return BatchShape(len(rows), total, pages, config.request_features + config.candidate_features)
 
     @staticmethod
-    def fill(packed: Packed, config: ModelConfig, rows: Sequence[ScoreRow]) -> None:
-        """Write these rows; there must be room for them."""
+    def fill(packed: Packed, config: ModelConfig, rows: Sequence[ScoreRow]) -> int:
+        """Write these rows; there must be room for them. Returns how many candidates they have."""
         candidates, _, positions, cached, pages = zip(*rows, strict=True)
         items = [each.items for each in candidates]
         counts = [len(each) for each in items]
         packed.place(counts, cached, pages)
-        tokens, dense = packed.rows_of(sum(counts), candidate_marks(config))
+        total = sum(counts)
+        tokens, dense = packed.rows_of(total, candidate_marks(config))
         highest = max([each.highest for each in candidates])
         write_candidate_tokens(config, items, highest, counts, positions, tokens)
         if dense is not None:
@@ -113,6 +114,7 @@ class ScoreBatch:
             for row, count in zip(rows, counts, strict=True):
                 _write_dense(config, row, dense[begin : begin + count])
                 begin += count
+        return total
 
 
 def _write_dense(config: ModelConfig, row: ScoreRow, out: npt.NDArray[np.float32]) -> None:

@@ -78,12 +78,10 @@ class Packed:
 
     def place(self, rows: Sequence[int], cached: Sequence[int], pages: Sequence[PageList]) -> None:
         """Say whose the rows are and where their tokens lie. Users past these have no rows."""
-        host, users = self._writable(), len(rows)
-        starts, held, table = host.starts, host.cached, host.table
-        starts[: users + 1] = [0, *itertools.accumulate(rows)]
-        starts[users + 1 :] = starts[users]
-        held[:users] = cached
-        held[users:] = 0
+        host, nobody = self._writable(), self.shape.users - len(rows)
+        starts, table = list(itertools.accumulate(rows, initial=0)), host.table
+        host.starts[:] = starts + starts[-1:] * nobody
+        host.cached[:] = [*cached, *[0] * nobody]
         for user, row in enumerate(pages):
             table[user, : len(row)] = row
 
@@ -101,8 +99,9 @@ class Packed:
         else:
             if alike != self._alike:
                 tokens[:, 1], tokens[:, 2] = alike
-            tokens[total:, 0] = 0
-            tokens[total:, 3] = 0
+            if total < len(tokens):
+                tokens[total:, 0] = 0
+                tokens[total:, 3] = 0
         self._alike = alike
         if dense is not None:
             dense[total:] = 0.0
