@@ -24,6 +24,7 @@ from uvloop import run as run_on_uvloop
 
 from common import machine, percentile
 from relaygr import Engine, EngineConfig, History, Ranked, build_model
+from relaygr.engine.cuda_runner import CudaRunner
 
 SHAPES: dict[str, dict[str, Any]] = {
     "d256": {"layers": 8, "dim": 256, "heads": 4},
@@ -214,6 +215,14 @@ class Phases:
         loop._step_ended = timed("complete", ended)  # type: ignore[method-assign]
         loop.cost.observe_step = timed("learn", learn)  # type: ignore[method-assign]
         loop.ranks.let_go_answered = timed("release", release)  # type: ignore[method-assign]
+        runner = getattr(engine._executor, "_runner", None)
+        if isinstance(runner, CudaRunner):
+            fly = runner._fly
+
+            def flown(flights: Any, ended: Any, result: Any, over: Any) -> Any:
+                return fly(flights, ended, timed("deliver", result), timed("deliver", over))
+
+            runner._fly = flown  # type: ignore[method-assign, assignment]
 
     def clear(self) -> None:
         self.seconds.clear()
