@@ -11,6 +11,7 @@ import json
 import random
 import statistics
 import time
+import weakref
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,7 @@ class Phases:
         assert loop is not None
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.steps = 0
+        self._runner: weakref.ref[CudaRunner] | None = None
         plan, launch, ended = loop._scheduler.plan, loop._launch, loop._step_ended
         learn, release = loop.cost.observe_step, loop.ranks.let_go_answered
 
@@ -223,6 +225,12 @@ class Phases:
                 return fly(flights, ended, timed("deliver", result), timed("deliver", over))
 
             runner._fly = flown  # type: ignore[method-assign, assignment]
+            self._runner = weakref.ref(runner)
+
+    def close(self) -> None:
+        """Leave the runner as it was: it would hold itself, and with it the device's memory."""
+        if self._runner is not None and (runner := self._runner()) is not None:
+            del runner._fly
 
     def clear(self) -> None:
         self.seconds.clear()
@@ -243,6 +251,7 @@ async def loads(shape: str, length: int, candidates: int, seconds: float, users:
                     await engine.pre_infer(f"u{user}", history)
                 rows.append(await _load(engine, phases, list(histories), mix, shares, callers, candidates, seconds))
                 rows[-1] |= {"shape": shape, "n": length, "m": candidates}
+        phases.close()
     return rows
 
 

@@ -16,6 +16,8 @@ from relaygr.shown import shown
 __all__ = ["Forecast", "Shape", "SlotReport", "Trigger", "TriggerConfig", "TriggerMode", "Verdict"]
 
 _COEFFICIENTS: Final = 5
+_TEACHES_MS: Final = 2.0
+"""What a rank must be predicted to take, for its real time to say something about predictions."""
 
 
 class TriggerMode(StrEnum):
@@ -41,7 +43,7 @@ class TriggerConfig:
     """The ranking time aimed at, where the budget is there for the worst case; None: the ranking budget."""
     quantile: float = 0.99
     """The share of ranks that the budget must hold for."""
-    min_gain_ms: float = 2.0
+    min_gain_ms: float = 0.5
     """What a prefix must save at least: below this, pre-inference is not worth its message."""
     wait_ttl_s: float = 1.0
     """How long a reported queue wait is believed. After that the slot is taken to be idle; its costs stay."""
@@ -237,11 +239,11 @@ class Trigger:
     def learn(self, forecast: Forecast, path: Path, actual_ms: float) -> None:
         """A rank took this long on this path, waiting included.
 
-        Paths that cannot be predicted teach nothing, and neither do ranks predicted to take less than `min_gain_ms`:
+        Paths that cannot be predicted teach nothing, and neither do ranks predicted to take less than two milliseconds:
         their time is mostly what no model of the device sees, and says little about the long ones.
         """
         predicted = forecast.on(path)
-        if predicted and predicted >= self.config.min_gain_ms:
+        if predicted and predicted >= _TEACHES_MS:
             self._margin.observe(actual_ms / predicted)
 
     def _decision(self, slot: str | None, shape: Shape, forecast: Forecast | None) -> Decision:
