@@ -46,6 +46,12 @@ def test_a_trace_is_sent_to_a_gateway_and_recorded(tmp_path: Path) -> None:
     assert len(records) == int((requests.at >= 0).sum()) == told["requests"]
     assert told["failed"] == 0
     assert told["reuse"] == pytest.approx(requests.returning, abs=0.25)
+    busy, ahead = told["device busy"], told["pre-inference"]
+    assert isinstance(busy, float)
+    assert isinstance(ahead, float)
+    assert 0.0 <= ahead <= busy
+    assert 0.0 < busy <= 1.0
+    assert told["sender late P99"] is None, "nobody has looked"
     oracle = told["oracle"]
     assert isinstance(oracle, dict)
     assert oracle["samples"] >= 3

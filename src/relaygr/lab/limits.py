@@ -142,5 +142,5 @@ def _line(probe: Probe, told: Mapping[str, Any]) -> str:
     return (
         f"{probe.mode}: {probe.workload.rate:g}/s of {probe.workload.lengths} {held}: {told['failed']:.1%} of "
         f"{told['requests']} failed, ranking P99 {told['ranking P99'] or 0:.1f} ms, reuse {told['reuse']:.2f}, "
-        f"device {told['device busy']:.0%} busy, sender {told['sender late P99']:.1f} ms late"
+        f"device {told['device busy']:.0%} busy, sender {told['sender late P99'] or 0:.1f} ms late"
     )

@@ -61,11 +61,12 @@ class Run:
     resident_left: int = 0
     """Of the RESIDENT: those whose prefix an earlier request had left."""
     device_busy: float = 0.0
+    """The share of the time, over all devices; and of that time with pre-inference."""
     pre_infer_share: float = 0.0
     cut_short: bool = False
     """Whether it was ended because too many had failed for it to hold."""
-    behind_ms: float = 0.0
-    """How late the sender itself was, at P99: what it could not do in time is not the engine's."""
+    behind_ms: float | None = None
+    """How late the sender itself was, at P99: what it could not do in time is not the engine's. None: not known."""
 
     @property
     def requests(self) -> int:

@@ -1,8 +1,9 @@
 """A trace sent to a gateway over HTTP. Stage times are the servers' own: those of the trace are not used."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -66,8 +67,11 @@ async def replay_over_http(
             if samples is not None and every and index % every == 0 and answer.reply is not None and answer.scores:
                 samples.append(_sample(trace, index, answer, histories))
     if run.requests:
-        run.reused = max(0.0, 1 - (after[0] - before[0]) / run.requests)
-        run.resident_left = int(after[1] - before[1])
+        run.reused = max(0.0, 1 - (after.made - before.made) / run.requests)
+        run.resident_left = after.left - before.left
+        device_s = (after.at - before.at) * after.instances
+        run.device_busy = (after.busy_s - before.busy_s) / device_s
+        run.pre_infer_share = (after.pre_infer_s - before.pre_infer_s) / device_s
     return run
 
 
@@ -110,16 +114,34 @@ def _visits(trace: Trace, histories: Histories, name: str) -> Iterator[Visit]:
         yield Visit(float(trace.at[index]) - start, f"{name}-{user}", tuple(new))
 
 
-async def _counts_at(servers: Servers, after_s: float) -> tuple[float, float]:
+class _Counts(NamedTuple):
+    """Of all instances together, at a moment."""
+
+    at: float
+    instances: int
+    made: int
+    """Prefixes begun from nothing."""
+    left: int
+    """Resident ones that an earlier request had left."""
+    busy_s: float
+    pre_infer_s: float
+
+
+async def _counts_at(servers: Servers, after_s: float) -> _Counts:
     await asyncio.sleep(after_s)
     return await _counts(servers)
 
 
-async def _counts(servers: Servers) -> tuple[float, float]:
-    """Of all instances: prefixes begun from nothing, and resident ones that an earlier request had left."""
+async def _counts(servers: Servers) -> _Counts:
     told: list[dict[str, Any]] = list((await servers.instances()).values())
-    made = sum(status["counts"]["sources"].get("NOTHING", 0) for status in told)
-    return float(made), float(sum(status["engine"]["resident_left_by_earlier"] for status in told))
+    return _Counts(
+        time.monotonic(),
+        len(told),
+        sum(status["counts"]["sources"].get("NOTHING", 0) for status in told),
+        sum(status["engine"]["resident_left_by_earlier"] for status in told),
+        sum(status["engine"]["device_busy_s"] for status in told),
+        sum(status["counts"]["pre_infer_busy_s"] for status in told),
+    )
 
 
 def _record(trace: Trace, index: int, answer: Answer, mode: Mode) -> Record:
