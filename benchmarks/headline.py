@@ -238,6 +238,7 @@ class Headline:
             highest=self.highest(group) if row.kind == "length" else 1e9,
             sent=lambda probe: int(probe.workload.lengths) if row.kind == "length" else probe.workload.rate,
             row=row.name,
+            commit=self.commit,
         )
         self.write(group, row, plan, found, bench)
 
@@ -247,7 +248,7 @@ class Headline:
         for mode in OTHERS if row.kind == "rate" and rate is not None else ():
             device = plan.measured(row, group.candidates)
             probe = probe_at(row, group, device, mode, rate, plan.n[row.name])
-            await self.limits(row, bench).told(probe.tried(1), row=row.name, other=True)
+            await self.limits(row, bench).told(probe.tried(1), row=row.name, commit=self.commit, other=True)
 
     @staticmethod
     def highest(group: Group) -> float:

@@ -13,6 +13,7 @@ import torch
 from oracle import assert_scores, oracle_scores
 from paged import random_history
 from relaygr import Candidates, Engine, EngineConfig, History, Path, PreInferOutcome, build_model
+from relaygr.engine.torch_executor import TorchExecutor
 from relaygr.errors import InvalidInput
 from relaygr.model import RankingModel
 
@@ -213,6 +214,36 @@ def test_a_swap_that_was_cancelled_is_not_compared_with() -> None:
             with pytest.raises(InvalidInput, match=r"^epoch: "):
                 await asked.swap_model(refreshed(served, epoch=0))
             assert await caller.rank("u1", history) is Path.RESIDENT
+
+    asyncio.run(main())
+
+
+def test_a_device_that_prepares_is_waited_for_though_that_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever hears that it ended may close the device, and its thread cannot be stopped."""
+    go, ended = threading.Event(), threading.Event()
+    prepare = TorchExecutor._prepare
+
+    def slowly(self: TorchExecutor, served: RankingModel) -> Any:
+        assert go.wait(60)
+        result = prepare(self, served)
+        ended.set()
+        return result
+
+    async def main() -> None:
+        served, executor = model(), TorchExecutor()
+        executor.open(served, EngineConfig(device_cache="1MiB", host_cache="0", max_history=300))
+        monkeypatch.setattr(TorchExecutor, "_prepare", slowly)
+        task = asyncio.create_task(executor.prepare(served))
+        for _ in range(2):
+            await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
+        executor.close()
 
     asyncio.run(main())
 

@@ -80,10 +80,9 @@ def compile_model(family: Family, *, hopper: bool) -> None:
 
 
 if __name__ == "__main__":
-    assert device.is_hopper(torch.device("cpu"))
-    assert device.can_chain(torch.device("cpu"))
     with torch.inference_mode():
-        compile_model("hstu", hopper=True)
+        if device.is_hopper(torch.device("cpu")):  # by the Triton that is installed
+            compile_model("hstu", hopper=True)
         compile_model("hstu", hopper=False)
         compile_model("softmax", hopper=False)
         one = torch.zeros(1, dtype=torch.int32)

@@ -1,26 +1,27 @@
 """Every kernel compiles for a Hopper GPU with the Triton that is installed, whether there is such a GPU or not."""
 
-import importlib.util
+import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from optional import require
 
 KERNELS = {
     "add_product", "add_splits", "attend", "combine", "embed_rows", "fetch_words", "gate_rows", "head_rows",
-    "move_words", "norm_rows", "project_rows", "silu_over_pages", "write_pages",
+    "move_words", "norm_rows", "project_rows", "write_pages",
 }  # fmt: skip
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
+    require("triton", "make test")
+    from triton.experimental.gluon import language
+
+    gluon = "functions_and_args" in inspect.signature(language.warp_specialize).parameters
     script = Path(__file__).with_name("compile_for_hopper.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert set(done.stdout.split()) == KERNELS
+    assert set(done.stdout.split()) == KERNELS | ({"silu_over_pages"} if gluon else set())

@@ -200,7 +200,7 @@ def test_the_share_of_ranks_beyond_the_margin_is_what_was_asked_for() -> None:
     ],
 )
 def test_ranks_that_say_nothing_about_predictions_teach_nothing(forecast: Forecast, path: Path) -> None:
-    judge = trigger(replace(PLAIN, prior_weight=1))
+    judge = trigger(replace(PLAIN, prior_weight=1, min_gain_ms=0.5))
     before = judge.margin
     for _ in range(100):
         judge.learn(forecast, path, 40.0)

@@ -50,8 +50,10 @@ class PinnedPages:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        for pointer in self._registered:
-            torch.cuda.cudart().cudaHostUnregister(pointer)  # type: ignore[no-untyped-call]
+        if self._registered:
+            with torch.cuda.device(self._device):
+                for pointer in self._registered:
+                    torch.cuda.cudart().cudaHostUnregister(pointer)  # type: ignore[no-untyped-call]
         self._registered.clear()
         self.ready = 0
         self.pages = torch.empty(0)

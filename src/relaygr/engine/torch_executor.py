@@ -99,7 +99,16 @@ class TorchExecutor:
         self._host_ready, self._close_host = lambda: host.ready, host.close
 
     async def prepare(self, model: Model) -> Served:
-        served, tables = await asyncio.get_running_loop().run_in_executor(None, self._prepare, model)
+        preparing = asyncio.get_running_loop().run_in_executor(None, self._prepare, model)
+        cancelled: asyncio.CancelledError | None = None
+        while not preparing.done():  # a thread cannot be stopped: whoever is told that this ended may close the device
+            try:
+                await asyncio.wait((preparing,))
+            except asyncio.CancelledError as error:
+                cancelled = error
+        served, tables = preparing.result()
+        if cancelled is not None:
+            raise cancelled
         self._tables[served.version, served.epoch] = tables
         return served
 
@@ -177,8 +186,12 @@ def _free_bytes(device: torch.device, model: RankingModel, dtype: torch.dtype) -
 
 def _free_now(device: torch.device) -> int:
     """Memory of the device that is free, with what torch holds and does not use, of models served before say."""
-    with _PREPARING, contextlib.suppress(RuntimeError):  # once a capture has failed torch refuses: so much less is free
-        torch.cuda.empty_cache()
+    if _PREPARING.acquire(blocking=False):  # while another engine captures, what torch holds counts as used
+        try:
+            with contextlib.suppress(RuntimeError):  # and where a capture has failed, for good
+                torch.cuda.empty_cache()
+        finally:
+            _PREPARING.release()
     return torch.cuda.mem_get_info(device)[0]
 
 

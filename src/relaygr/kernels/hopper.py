@@ -31,7 +31,7 @@ ROWS = gl.constexpr(128)
 _STOP = gl.constexpr(-1)
 
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-"""Of all threads of a warpgroup; Triton renamed it in 3.7."""
+"""Of all threads that run a partition; Triton renamed it in 3.7."""
 
 
 @gluon.jit

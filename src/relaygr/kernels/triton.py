@@ -107,7 +107,7 @@ class TritonAttention:
             portable.add_splits[triton.cdiv(longest, lines), len(batch.rows), heads](
                 parts, sums, out, batch.starts, batch.cached, out.stride(0), ranks, rows,
                 TARGET=_APPEND_TARGET, ROWS=rows, LINES=lines, PAGE=PAGE, HEADS=heads, D=dim,
-                WIDTH=triton.next_power_of_2(dim), AHEAD=8 if q.is_cuda else 2,
+                WIDTH=triton.next_power_of_2(dim), AHEAD=_ahead(q.device),
                 SOFTMAX=not isinstance(weighting, Silu), num_warps=4,
             )  # fmt: skip
         return out
@@ -179,7 +179,7 @@ class TritonAttention:
             _row_stride(q), _row_stride(k), u.stride(0), out.stride(0), ranks, height,
             weighting.scale, _factor(weighting), eps,
             TARGET=_TARGET, ROWS=rows, LINES=_LINES, PAGE=PAGE, HEADS=heads, MANY=triton.next_power_of_2(heads),
-            D=dim, WIDTH=triton.next_power_of_2(dim), AHEAD=8 if q.is_cuda else 2, HARDWARE=has_tanh(q.device),
+            D=dim, WIDTH=triton.next_power_of_2(dim), AHEAD=_ahead(q.device), HARDWARE=has_tanh(q.device),
             SOFTMAX=not isinstance(weighting, Silu), GATE=gate is not None,
             CONCAT=gate is not None and gate.concat, num_warps=8, **chain(wait=False, trigger=early),
         )  # fmt: skip
@@ -231,6 +231,11 @@ def _parts(
 
 def _factor(weighting: Weighting) -> float:
     return 1 / weighting.length if isinstance(weighting, Silu) else 1.0
+
+
+def _ahead(device: torch.device) -> int:
+    """Splits that are read before they are added: few in the interpreter."""
+    return 8 if device.type == "cuda" or has_tanh(device) else 2
 
 
 def _portable_rows(q: torch.Tensor) -> int:

@@ -139,8 +139,9 @@ def guess_length(device: Device, at: At, mode: Mode, candidates: int, highest: f
 
 def _line(probe: Probe, told: Mapping[str, Any]) -> str:
     held = "holds" if told["within budgets"] else "fails"
+    late = told["sender late P99"]
     return (
         f"{probe.mode}: {probe.workload.rate:g}/s of {probe.workload.lengths} {held}: {told['failed']:.1%} of "
         f"{told['requests']} failed, ranking P99 {told['ranking P99'] or 0:.1f} ms, reuse {told['reuse']:.2f}, "
-        f"device {told['device busy']:.0%} busy, sender {told['sender late P99'] or 0:.1f} ms late"
+        f"device {told['device busy']:.0%} busy" + ("" if late is None else f", sender {late:.1f} ms late")
     )

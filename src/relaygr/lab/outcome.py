@@ -61,8 +61,9 @@ class Run:
     resident_left: int = 0
     """Of the RESIDENT: those whose prefix an earlier request had left."""
     device_busy: float = 0.0
-    """The share of the time, over all devices; and of that time with pre-inference."""
+    """The share of the time, over all devices."""
     pre_infer_share: float = 0.0
+    """The same, with pre-inference."""
     cut_short: bool = False
     """Whether it was ended because too many had failed for it to hold."""
     behind_ms: float | None = None

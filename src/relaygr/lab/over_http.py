@@ -69,9 +69,9 @@ async def replay_over_http(
     if run.requests:
         run.reused = max(0.0, 1 - (after.made - before.made) / run.requests)
         run.resident_left = after.left - before.left
-        device_s = (after.at - before.at) * after.instances
-        run.device_busy = (after.busy_s - before.busy_s) / device_s
-        run.pre_infer_share = (after.pre_infer_s - before.pre_infer_s) / device_s
+        device_s = max((after.at - before.at) * after.instances, 1e-9)
+        run.device_busy = max(after.busy_s - before.busy_s, 0.0) / device_s  # an instance may have begun anew
+        run.pre_infer_share = max(after.pre_infer_s - before.pre_infer_s, 0.0) / device_s
     return run
 
 

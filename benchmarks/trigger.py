@@ -1,0 +1,109 @@
+"""What a signal must save to be worth sending: simulated where ranks are many and short, with an H200's costs.
+
+Writes results/trigger-simulated.json: by rate, for some `min_gain_ms`, for a signal to everybody and for none, how many
+of a few runs held within the budgets, ranking's P99, and the share of requests that got a signal. A simulation: the
+device and the network are not there.
+"""
+
+import json
+import statistics
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from common import RESULTS, write_result
+from headline_plan import Group, on_gpu
+from relaygr.engine.simulated import SimulatedCosts
+from relaygr.lab.outcome import Budgets
+from relaygr.lab.probe import Device, Probe
+from relaygr.lab.tuning import Tuning
+from relaygr.relay import TriggerConfig
+from relaygr.serving.modes import Mode
+
+RATES = (430.0, 482.0, 540.0)
+GAINS = (2.0, 1.0, 0.5, 0.2)
+SEEDS = range(10, 14)
+LAYERS, DIM = 5, 512
+Way = tuple[str, Mode, float]
+WAYS: tuple[Way, ...] = (
+    *((f"saves {gain:g} ms", Mode.RELAY_HOST_EXTEND, gain) for gain in GAINS),
+    ("always", Mode.ALWAYS_TRIGGER, 0.0),
+    ("never", Mode.CACHE, 0.0),
+)
+
+
+@dataclass(frozen=True)
+class Gaining(Tuning):
+    """With another `min_gain_ms` than the default."""
+
+    min_gain_ms: float = 0.0
+
+    def trigger(self, budgets: Budgets) -> TriggerConfig:
+        return replace(super().trigger(budgets), min_gain_ms=self.min_gain_ms)
+
+
+def told_costs() -> SimulatedCosts:
+    detail = json.loads((RESULTS / "headline-h200.json").read_text())["details"]["dlrmv3"]
+    return SimulatedCosts(**detail["costs"])
+
+
+def group() -> Group:
+    return next(each for each in on_gpu("cuda") if each.name == "dlrmv3")
+
+
+def one(way: Way, rate: float, seed: int) -> dict[str, Any]:
+    _, mode, gain = way
+    shape = group()
+    (row,) = shape.rows
+    assert row.n is not None
+    device = Device(told_costs(), LAYERS * DIM * 512, shape.config)
+    tuning = Tuning.of(row.budgets, mode, device.costs.step, device.full_s(row.n, shape.candidates))
+    probe = Probe(mode, row.workload(shape.candidates), row.budgets, Gaining(**asdict(tuning), min_gain_ms=gain))
+    probe = probe.at(rate=rate, length=row.n, requests=500)
+    return device.simulate(replace(probe, workload=replace(probe.workload, seed=seed)))
+
+
+def main() -> None:
+    console = Console()
+    jobs = [(way, rate, seed) for rate in RATES for way in WAYS for seed in SEEDS]
+    with ProcessPoolExecutor() as pool:
+        asked = [pool.submit(one, *job) for job in jobs]
+        told = [each.result() for each in track(asked, "simulations", console=console)]
+    rows = []
+    for rate in RATES:
+        for way in WAYS:
+            of = [result for job, result in zip(jobs, told, strict=True) if job[:2] == (way, rate)]
+            rows.append(
+                {
+                    "rate": rate,
+                    "signal": way[0],
+                    "held": sum(result["within budgets"] for result in of),
+                    "runs": len(of),
+                    "ranking_p99_ms": sorted(result["ranking P99"] for result in of),
+                    "signalled": statistics.mean(result["decisions"].get("ADMIT", 0.0) for result in of),
+                }
+            )
+    table = Table(title="A signal where it saves so much: DLRMv3's shape, budgets 50 / 200 ms, simulated")
+    for heading in ("requests/s", "signal", "held", "ranking P99, ms", "signalled"):
+        table.add_column(heading)
+    for each in rows:
+        p99 = each["ranking_p99_ms"]
+        table.add_row(
+            f"{each['rate']:g}", each["signal"], f"{each['held']} of {each['runs']}", f"{p99[0]:.0f} – {p99[-1]:.0f}",
+            f"{each['signalled']:.0%}",
+        )  # fmt: skip
+    console.print(table)
+    shape = group()
+    (row,) = shape.rows
+    costs = told_costs()
+    saves_ms = 1e3 * (costs.token * row.n + costs.pair * row.n * (row.n + 1) / 2) if row.n else 0.0
+    inputs = {"n": row.n, "candidates": shape.candidates, "prefix_saves_ms": saves_ms, "costs": asdict(costs)}
+    write_result("trigger-simulated", inputs, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
