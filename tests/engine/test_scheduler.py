@@ -110,13 +110,14 @@ class Work:
 
     def urgency(self, *, riding: Plan | None = None) -> list[Build | Rank]:
         """All work that could be in a step, most urgent first; with those who ride in this one, behind their builds."""
-        keys: dict[Build | Rank, tuple[float, int, int]] = {}
-        keys |= {build: (build.due, build.order, -1) for build in self.builds}
-        keys |= {rank: (rank.due, rank.order, -1) for rank in self.ranks}
+        nobody = (-math.inf, -1)
+        keys: dict[Build | Rank, tuple[bool, float, int, float, int]] = {}
+        keys |= {build: (True, build.due, build.order, *nobody) for build in self.builds}
+        keys |= {rank: (False, rank.due, rank.order, *nobody) for rank in self.ranks}
         for build, _, high in riding.appends if riding else ():
             if high == build.prefix.tokens:
                 keys |= {
-                    rank: (rank.due, max(rank.order, build.order), rank.order) for rank in build.ranks if not rank.over
+                    rank: (True, build.due, build.order, rank.due, rank.order) for rank in build.ranks if not rank.over
                 }
         return sorted(keys, key=keys.__getitem__)
 
@@ -231,9 +232,10 @@ def test_a_step_is_as_full_as_it_can_be_in_that_order(events: asyncio.AbstractEv
 
 def _before(work: Work, plan: Plan, build: Build) -> float:
     """What the plan had spent when it came to the build, and on it."""
-    pieces: list[tuple[float, int, float]] = [(rank.due, rank.order, rank.cost_s) for rank in plan.scores]
-    pieces += [(one.due, one.order, work.cost.append_s(high - low, low)) for one, low, high in plan.appends]
-    return sum(cost for due, order, cost in pieces if (due, order) <= (build.due, build.order))
+    costs: dict[Build | Rank, float] = {rank: rank.cost_s for rank in plan.scores}
+    costs |= {one: work.cost.append_s(high - low, low) for one, low, high in plan.appends}
+    order = work.urgency(riding=plan)
+    return sum(costs.get(one, 0.0) for one in order[: order.index(build) + 1])
 
 
 @given(st.data())
@@ -368,11 +370,29 @@ def test_what_is_small_does_not_overtake_what_is_more_urgent_and_does_not_fit(
     work.ready(due=3.0, candidates=1)
     assert work.planned().scores == [first]
     work = Work(events, step_s=2e-3)
-    first = work.ready(due=1.0)
+    build = work.build(due=1.0, tokens=50)
     work.build(due=2.0, tokens=300)
-    work.ready(due=3.0, candidates=1)
+    work.build(due=3.0, tokens=1)
+    assert work.planned().appends == [(build, 0, 50)]
+
+
+def test_what_only_has_to_be_scored_comes_before_what_is_appended(events: asyncio.AbstractEventLoop) -> None:
+    work = Work(events, step_s=2e-3)
+    build = work.build(due=1.0, tokens=300)
+    rank = work.ready(due=3.0, candidates=50)
     plan = work.planned()
-    assert (plan.scores, plan.appends) == ([first], [])
+    assert plan.scores == [rank]
+    assert all(high < build.prefix.tokens for _, _, high in plan.appends)
+
+
+def test_a_rank_without_a_deadline_keeps_no_append_waiting_that_has_one(events: asyncio.AbstractEventLoop) -> None:
+    work = Work(events, step_s=2e-3)
+    build = work.build(due=1.0, tokens=300)
+    rank = work.ready(due=3.0, candidates=50)
+    rank.deadline = math.inf
+    plan = work.planned()
+    assert [(build, 0)] == [(each, low) for each, low, _ in plan.appends]
+    assert plan.scores == []
 
 
 def test_what_cannot_be_in_time_comes_behind_what_can(events: asyncio.AbstractEventLoop) -> None:

@@ -73,8 +73,8 @@ async def test_short_histories_are_never_pre_inferred_however_long_the_queue(tmp
     async with fleet(tmp_path) as here:
         users = [f"u{number}" for number in range(400)]
         for number, user in enumerate(users):
-            here.store_history(user, numbered(150, salt=number))  # 1.5 ms of work: less than a signal is worth
-        await here.arrive(users, 3 * 2 / (150 * COSTS.token))
+            here.store_history(user, numbered(40, salt=number))  # 0.4 ms of work: less than a signal is worth
+        await here.arrive(users, 3 * 2 / (40 * COSTS.token))
         assert here.trigger.decisions == {Decision.NOT_AT_RISK: 400}
         assert not any(engine.status().outcomes for engine in here.engines.values())
 

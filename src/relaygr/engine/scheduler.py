@@ -1,10 +1,15 @@
-"""What runs next: one earliest-deadline-first order over appends and scores, packed into a step.
+"""What runs next: scores, then appends, each the earliest deadline first, packed into a step.
+
+A rank that only has to be scored comes before what is appended: scoring is the last and the least of a request's work.
+In one order of deadlines, under overload, prefixes of requests to come would be made while those that have theirs
+become late. A rank without a deadline has the time to wait among the appends.
 
 Work that can no longer be in time for anybody comes behind all that can: under overload it would be done first, as the
 most urgent, for nobody, and make others late in turn.
 """
 
 import bisect
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -40,16 +45,16 @@ class Scheduler:
         of urgency while the step stays within its time. A build's ranks may score in the step that runs its last chunk.
         All of a step's work is of one model.
         """
-        queue: list[tuple[bool, float, int, Build | Rank]] = [
-            (build.hopeless(now), build.due, build.order, build) for build in builds
+        queue: list[tuple[bool, bool, float, int, Build | Rank]] = [
+            (build.hopeless(now), True, build.due, build.order, build) for build in builds
         ]
-        queue += [(rank.hopeless(now), rank.due, rank.order, rank) for rank in ranks]
+        queue += [(rank.hopeless(now), rank.deadline == math.inf, rank.due, rank.order, rank) for rank in ranks]
         if not queue:
             return None
         queue.sort()
-        served = queue[0][3].served
+        served = queue[0][4].served
         plan = Plan(served, cost_s=self._cost.step_s)
-        for number, (_, _, _, work) in enumerate(queue, 1):  # grows while it is gone through
+        for number, (_, _, _, _, work) in enumerate(queue, 1):  # grows while it is gone through
             if work.served is not served:
                 continue
             first = not plan.appends and not plan.scores
@@ -68,7 +73,8 @@ class Scheduler:
             if high == work.prefix.tokens:
                 for rank in work.ranks:
                     if not rank.over:
-                        bisect.insort(queue, (rank.hopeless(now), rank.due, rank.order, rank), lo=number)
+                        place = rank.hopeless(now), rank.deadline == math.inf, rank.due, rank.order, rank
+                        bisect.insort(queue, place, lo=number)
         return plan
 
     def _chunk_end(self, build: Build, left_s: float, *, at_least_one: bool) -> int:
