@@ -115,9 +115,8 @@ def with_own(workload: Workload, recorded: Path | None, lengths: str | None) -> 
     if lengths is None:
         lengths = RECORDED if users is not None and users.lengths is not None else workload.lengths
     kind, named, store = lengths.partition(":")
-    if (
-        kind == STORE and named
-    ):  # known by what is in it, as recorded ones are: not by its name, nor by a password in it
+    if kind == STORE and named:
+        # Known by what is in it, as recorded ones are: not by its name, nor by a password in it.
         return replace(workload, recorded=users, lengths=STORE, stored=stored_lengths(store))
     return replace(workload, recorded=users, lengths=lengths)
 

@@ -17,6 +17,7 @@ from relaygr.engine.profile import profile
 from relaygr.engine.status import EngineCounts, EngineStatus
 from relaygr.engine.step import Executor, Model, Progress, Served, no_progress
 from relaygr.engine.torch_executor import TorchExecutor
+from relaygr.engine.waiting import until_done
 from relaygr.engine.work import PreInfer, Rank
 from relaygr.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailable
 from relaygr.history import History, KnownHistory
@@ -244,12 +245,7 @@ class Engine:
 
     async def _close_executor(self) -> None:
         """Not while it prepares a model, whoever is cancelled meanwhile."""
-        cancelled: asyncio.CancelledError | None = None
-        while self._preparing is not None:
-            try:
-                await self._prepared()
-            except asyncio.CancelledError as error:
-                cancelled = error
+        cancelled = None if self._preparing is None else await until_done(self._preparing)
         self._executor.close()
         if cancelled is not None:
             raise cancelled

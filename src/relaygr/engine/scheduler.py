@@ -45,10 +45,8 @@ class Scheduler:
         of urgency while the step stays within its time. A build's ranks may score in the step that runs its last chunk.
         All of a step's work is of one model.
         """
-        queue: list[tuple[bool, bool, float, int, Build | Rank]] = [
-            (build.hopeless(now), True, build.due, build.order, build) for build in builds
-        ]
-        queue += [(rank.hopeless(now), rank.deadline == math.inf, rank.due, rank.order, rank) for rank in ranks]
+        queue = [_place(build, now) for build in builds]
+        queue += [_place(rank, now) for rank in ranks]
         if not queue:
             return None
         queue.sort()
@@ -73,8 +71,7 @@ class Scheduler:
             if high == work.prefix.tokens:
                 for rank in work.ranks:
                     if not rank.over:
-                        place = rank.hopeless(now), rank.deadline == math.inf, rank.due, rank.order, rank
-                        bisect.insort(queue, place, lo=number)
+                        bisect.insort(queue, _place(rank, now), lo=number)
         return plan
 
     def _chunk_end(self, build: Build, left_s: float, *, at_least_one: bool) -> int:
@@ -93,3 +90,9 @@ class Scheduler:
         if fits >= first_page:
             return fits * PAGE
         return min(first_page * PAGE, end) if at_least_one else low
+
+
+def _place(work: Build | Rank, now: float) -> tuple[bool, bool, float, int, Build | Rank]:
+    """Where it stands in the order: the least is the most urgent."""
+    waits = not isinstance(work, Rank) or work.deadline == math.inf
+    return work.hopeless(now), waits, work.due, work.order, work

@@ -17,6 +17,7 @@ from relaygr.engine.hot_rows import HotRowCache
 from relaygr.engine.limits import longest_pages, max_history
 from relaygr.engine.runner import Runner
 from relaygr.engine.step import Capacity, Model, PageCopy, Progress, Served, Step, StepResult, no_progress
+from relaygr.engine.waiting import until_done
 from relaygr.errors import InvalidInput
 from relaygr.kernels import PageLayout, attention_for
 from relaygr.model import RankingModel
@@ -100,12 +101,7 @@ class TorchExecutor:
 
     async def prepare(self, model: Model) -> Served:
         preparing = asyncio.get_running_loop().run_in_executor(None, self._prepare, model)
-        cancelled: asyncio.CancelledError | None = None
-        while not preparing.done():  # a thread cannot be stopped: whoever is told that this ended may close the device
-            try:
-                await asyncio.wait((preparing,))
-            except asyncio.CancelledError as error:
-                cancelled = error
+        cancelled = await until_done(preparing)  # a thread: whoever is told that this ended may close the device
         served, tables = preparing.result()
         if cancelled is not None:
             raise cancelled
