@@ -89,7 +89,7 @@ class PagePool:
 
     def unpinned(self, pages: Pages) -> int:
         """How many of these nobody has pinned: what pinning them would take from `available`."""
-        return int(np.count_nonzero(self._pins[pages] == 0))
+        return len(pages) - int(np.count_nonzero(self._pins[pages])) if len(pages) else 0
 
     def filled(self, page: int) -> int:
         """Slots of the page that someone has written or claimed; those behind may be appended to in place."""

@@ -28,6 +28,7 @@ from relaygr.engine.graphs import Graphs
 from relaygr.engine.hot_rows import HotRowCache
 from relaygr.engine.mailbox import Posted
 from relaygr.engine.mover import PageMover, layer_cuts
+from relaygr.engine.pinned import PinnedPages
 from relaygr.engine.staging import Out, Staged, Staging
 from relaygr.engine.step import Direction, PageCopy, PageSpoiled, Progress, Served, Step, StepResult
 from relaygr.kernels.select import replayable
@@ -44,16 +45,16 @@ class CudaRunner:
 
     depth = 2
 
-    def __init__(self, pages: torch.Tensor, host_pages: torch.Tensor, longest: int, *, canary: bool = False) -> None:
+    def __init__(self, pages: torch.Tensor, host: PinnedPages, longest: int, *, canary: bool = False) -> None:
         """`longest`: pages of a user at most."""
         self.pages = pages
-        self.host_pages = host_pages
+        self.host_pages = host.pages
         self._longest = longest
         self._device = pages.device
         self._compute = own_stream(self._device, urgent=True)
         self._on_compute = OnStream(self._compute)
         self._inward, self._outward = (own_stream(self._device) for _ in range(2))
-        self._mover = PageMover(pages, host_pages)
+        self._mover = PageMover(pages, host.pages, host.together)
         self._graphs: WeakKeyDictionary[Served, Graphs] = WeakKeyDictionary()
         self._lock = threading.Lock()
         """Of `_graphs`: to add to it, in the thread that prepares a model, and to go through it."""
@@ -69,7 +70,7 @@ class CudaRunner:
         self._polling = False
         self._dozing: asyncio.TimerHandle | None = None
         """The next poll, where it is not due at once."""
-        self._canary = Canary(pages, len(host_pages)) if canary else None
+        self._canary = Canary(pages, len(host.pages)) if canary else None
 
     def serve(self, served: Served, hot: HotRowCache | None, progress: Progress) -> None:
         model = served.model

@@ -18,6 +18,7 @@ import torch
 __all__ = ["Addresses", "OnStream", "can_copy_many", "copy_many", "free_stream", "own_stream"]
 
 Addresses = npt.NDArray[np.uint64]
+Sizes = npt.NDArray[np.uint64]
 
 _NON_BLOCKING: Final = 1
 _STREAM_ORDER: Final = 1
@@ -81,9 +82,9 @@ def can_copy_many() -> bool:
     return hasattr(_driver(), "cuMemcpyBatchAsync")
 
 
-def copy_many(sources: Addresses, targets: Addresses, size: int, stream: torch.cuda.Stream) -> None:
-    """Copy `size` bytes from each source to its target by the copy engines, on the stream."""
-    sizes, first, failed = np.full(len(sources), size, np.uint64), np.zeros(1, np.uint64), ctypes.c_size_t()
+def copy_many(sources: Addresses, targets: Addresses, sizes: Sizes, stream: torch.cuda.Stream) -> None:
+    """Copy so many bytes from each source to its target by the copy engines, on the stream."""
+    first, failed = np.zeros(1, np.uint64), ctypes.c_size_t()
     attributes = _Attributes(order=_STREAM_ORDER)
     _check(
         _driver().cuMemcpyBatchAsync(

@@ -8,7 +8,7 @@ from relaygr.engine.driver import Addresses, can_copy_many, copy_many
 from relaygr.engine.step import Direction, PageCopy
 from relaygr.kernels.move import move_pages
 
-__all__ = ["PageMover", "layer_cuts"]
+__all__ = ["PageMover", "layer_cuts", "runs"]
 
 
 def layer_cuts(layers: int) -> list[tuple[int, int]]:
@@ -25,28 +25,51 @@ def layer_cuts(layers: int) -> list[tuple[int, int]]:
     return cuts
 
 
+def runs(device: Pages, host: Pages, pinned: int) -> tuple[Pages, Pages, Pages]:
+    """Copies of whole pages put together where pages lie side by side in both tiers, up or down: of each run the lowest
+    page on either side, and how many they are. No run goes from one piece of `pinned` host pages to the next.
+
+    Pages are taken and freed in the order of prefixes, so a prefix is a few runs; the driver takes a microsecond for
+    each.
+    """
+    steps = np.diff(device)
+    apart = (np.abs(steps) != 1) | (steps != np.diff(host)) | (np.diff(host // pinned) != 0)
+    begins = np.concatenate(((0,), np.flatnonzero(apart) + 1))
+    counts = np.diff(begins, append=len(device))
+    ends = begins + counts - 1
+    return np.minimum(device[begins], device[ends]), np.minimum(host[begins], host[ends]), counts
+
+
 class PageMover:
     """The pools of both tiers, [page, layer, …], as addresses.
 
     Where the driver cannot copy many pieces in one call a kernel does; it takes multiprocessors from those who compute.
     """
 
-    def __init__(self, pages: torch.Tensor, host_pages: torch.Tensor) -> None:
+    def __init__(self, pages: torch.Tensor, host_pages: torch.Tensor, pinned: int) -> None:
+        """`pinned`: host pages that were pinned together. The driver takes no copy of more than such a piece."""
         self.layers = pages.shape[1]
-        self._pools = {Direction.IN: (host_pages, pages), Direction.OUT: (pages, host_pages)}
+        self._pages = pages
+        self._host_pages = host_pages
+        self._pinned = pinned
         self._layer_bytes = pages[0, 0].numel() * pages.element_size()
         self._batched = can_copy_many()
 
     def move(self, copy: PageCopy, first: int, last: int, stream: torch.cuda.Stream) -> None:
         """Copy layers first … last - 1 of its pages, on that stream of the current device."""
-        source, target = self._pools[copy.direction]
+        inward, whole = copy.direction is Direction.IN, last - first == self.layers
         if not len(copy.source):
             return  # which the driver would refuse
         if self._batched:
-            size = (last - first) * self._layer_bytes
-            old, new = self._addresses(source, copy.source, first), self._addresses(target, copy.target, first)
-            copy_many(old, new, size, stream)
+            host, device = (copy.source, copy.target) if inward else (copy.target, copy.source)
+            counts = np.ones(len(host), np.int64)
+            if whole:
+                device, host, counts = runs(device, host, self._pinned)
+            ours, theirs = self._addresses(self._pages, device, first), self._addresses(self._host_pages, host, first)
+            sizes = (counts * ((last - first) * self._layer_bytes)).astype(np.uint64)
+            copy_many(*((theirs, ours) if inward else (ours, theirs)), sizes, stream)
         else:
+            source, target = (self._host_pages, self._pages) if inward else (self._pages, self._host_pages)
             with torch.cuda.stream(stream):
                 both = torch.tensor(np.stack((copy.source, copy.target)), dtype=torch.int32).pin_memory()
                 old_pages, new_pages = both.to(stream.device, non_blocking=True)

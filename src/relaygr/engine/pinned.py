@@ -28,7 +28,8 @@ class PinnedPages:
         self.error: str | None = None
         """Why no more pages are pinned, where that failed."""
         self._page_bytes = layout.bytes
-        self._chunk = max(1, _CHUNK_BYTES // layout.bytes)
+        self.together = max(1, _CHUNK_BYTES // layout.bytes)
+        """Pages that are pinned at once: what the driver takes as one piece."""
         self._registered: list[int] = []
         self._stop = threading.Event()
         self.pages = layout.allocate(0)
@@ -64,7 +65,7 @@ class PinnedPages:
 
     def _pin_next(self) -> bool:
         """Pin one more chunk; False where that fails."""
-        part = self.pages[self.ready : self.ready + self._chunk]
+        part = self.pages[self.ready : self.ready + self.together]
         part.view(torch.uint8).zero_()  # the pages of the system are had here, outside the driver
         with torch.cuda.device(self._device):  # the thread's own would be another, which need not have room for us
             status = torch.cuda.cudart().cudaHostRegister(part.data_ptr(), len(part) * self._page_bytes, 1)  # type: ignore[no-untyped-call]

@@ -93,7 +93,7 @@ class TorchExecutor:
 
         host = PinnedPages(layout, host_pages, pages.device, self._progress)
         try:
-            self._runner = CudaRunner(pages, host.pages, longest, canary=canary)
+            self._runner = CudaRunner(pages, host, longest, canary=canary)
         except BaseException:
             host.close()
             raise

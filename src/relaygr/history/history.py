@@ -194,10 +194,11 @@ class History:
         Never negative: a gap too long for int64 counts as the longest one.
         """
         gaps = np.zeros(max(high - low, 0), np.int64)
-        first = max(low, 1)
+        first, times = max(low, 1), self.timestamps
         if high > first:
-            np.subtract(self.timestamps[first:high], self.timestamps[first - 1 : high - 1], out=gaps[first - low :])
-            gaps[gaps < 0] = _LONGEST_GAP
+            np.subtract(times[first:high], times[first - 1 : high - 1], out=gaps[first - low :])
+            if int(times[high - 1]) - int(times[first - 1]) > _LONGEST_GAP:  # none is longer than all together
+                gaps[gaps < 0] = _LONGEST_GAP
         return gaps
 
     def _within(self, length: int) -> int:

@@ -12,6 +12,7 @@ __all__ = ["Histories"]
 
 _POOL: Final = 1 << 20
 _KEPT: Final = 4096
+_NOTHING: Final = History.empty()
 
 
 class Histories:
@@ -32,7 +33,7 @@ class Histories:
 
     def of(self, user: int, length: int) -> History:
         user = 0 if self._alike else user
-        known = self._kept.pop(user, History.empty())
+        known = self._kept.pop(user, _NOTHING)
         if len(known) < length:
             index = (user * 7919 + np.arange(len(known), length)) % _POOL
             times = 1_600_000_000 + np.arange(len(known), length) * 60
