@@ -231,6 +231,43 @@ def test_models_are_swapped_under_load(family: Family) -> None:
     run(main())
 
 
+def test_engines_of_one_process_do_not_reach_into_each_other() -> None:
+    """One serves while others open, capture and close beside it, and captures, too, while they serve."""
+
+    async def main() -> None:
+        models = {epoch: model(epoch=epoch) for epoch in range(3)}
+        others: list[tuple[RankingModel, list[Asked]]] = []
+        async with Engine(models[0], config()) as engine:
+            caller, over = Caller(engine, 6, users=12), False
+
+            async def work() -> None:
+                while not over:
+                    await caller.turn()
+
+            async def beside(family: Family, seed: int) -> None:
+                served = model(family, seed=seed)
+                async with Engine(served, config()) as other:
+                    asking = Caller(other, seed, users=6)
+                    await asking.turns(60, at_once=4)
+                    await other.swap_model(model(family, seed=seed, epoch=1))
+                    others.append((served, [asked for asked in asking.answers if asked.epoch == 0]))
+
+            load = [asyncio.create_task(work()) for _ in range(6)]
+            await asyncio.gather(beside("softmax", 1), beside("hstu", 2), engine.swap_model(models[1]))
+            await asyncio.gather(beside("hstu", 3), engine.swap_model(models[2]))
+            over = True
+            await asyncio.gather(*load)
+            of = {epoch: [asked for asked in caller.answers if asked.epoch == epoch][-300:] for epoch in models}
+            assert of[0], "nothing was asked while the others opened"
+            assert of[1], "nothing was asked while the others opened"
+            await assert_exact(engine, [asked for each in of.values() for asked in each], models)
+        for served, answers in others:
+            async with Engine(served, config()) as again:
+                await assert_exact(again, answers, {0: served})
+
+    run(main())
+
+
 @pytest.mark.parametrize("family", ["hstu", "softmax"])
 def test_tables_in_host_memory_give_the_same_scores(family: Family) -> None:
     async def main() -> None:

@@ -29,8 +29,8 @@ def runs(device: Pages, host: Pages, pinned: int) -> tuple[Pages, Pages, Pages]:
     """Copies of whole pages put together where pages lie side by side in both tiers, up or down: of each run the lowest
     page on either side, and how many they are. No run goes from one piece of `pinned` host pages to the next.
 
-    Pages are taken and freed in the order of prefixes, so a prefix is a few runs; the driver takes a microsecond for
-    each.
+    The driver takes a microsecond for each copy. Pages are taken and freed in the order of prefixes: where these are
+    of a length a prefix is a few runs; where they are not, runs become shorter with every prefix.
     """
     steps = np.diff(device)
     apart = (np.abs(steps) != 1) | (steps != np.diff(host)) | (np.diff(host // pinned) != 0)
