@@ -17,7 +17,7 @@ __all__ = ["Found", "Limits", "OutOfTime", "guess_length", "guess_rate"]
 At = Callable[[Mode, float], Probe]
 """The probe of a mode at a value: a rate, or a length."""
 
-_SETTLING_S: Final = 12.0
+_SETTLING_S: Final = 18.0
 """What a probe may take beside its requests."""
 _HALF_STEPS: Final = 100
 """Tries before them, for their arrivals: more than any search has."""

@@ -30,6 +30,9 @@ __all__ = ["Sample", "replay"]
 _SLOT: Final = "here"
 _WARM_S: Final = 1.0
 """Of the past, what is sent at its times even where the rest is not."""
+_KEEPING_WARM_S: Final = 6.0
+"""The same where prefixes are kept: those that were made as fast as can be were not all copied to host memory in time,
+and it takes some seconds until what is kept is what would have been."""
 _AT_ONCE: Final = 4
 _MOMENT_S: Final = 0.25
 _ANYTHING: Final = Candidates([0])
@@ -64,14 +67,15 @@ async def replay(
 
     `hopeless`: end as soon as more requests have failed than may, whatever becomes of the others.
 
-    `quick_past`: of the past but its last second, what its users would have left is computed as fast as can be,
-    in the order of their last requests, rather than lived through. Into `samples` go about `sampled` answers.
+    `quick_past`: of the past but its last second, or six where prefixes are kept, what its users would have left is
+    computed as fast as can be, in the order of their last requests, rather than lived through. Into `samples` go about
+    `sampled` answers.
     """
     histories.prepare(trace.user, trace.length)
     driver = _Driver(engine, trace, mode, budgets, trigger, histories, samples, sampled)
     first = 0
     if quick_past:
-        first = int(np.searchsorted(trace.at, -_WARM_S))
+        first = int(np.searchsorted(trace.at, -(_KEEPING_WARM_S if mode.keeps else _WARM_S)))
         if mode.keeps:
             await _leave(engine, trace, first, histories)
     start = engine.clock.now() - (float(trace.at[first]) if first < len(trace) else 0.0)
