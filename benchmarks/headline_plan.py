@@ -62,7 +62,7 @@ class Group:
 
 def on_gpu(device: str) -> list[Group]:
     config = EngineConfig(
-        device=device, dtype="bfloat16", device_cache="116GiB", host_cache="84GiB", max_history=278_528
+        device=device, dtype="bfloat16", device_cache="126GiB", host_cache="96GiB", max_history=278_528
     )
     half = [Row(f"half-{ms}", "rate", Budgets(ms, 200.0), "cold") for ms in (10, 20, 50)]
     wide = Budgets(50.0, 200.0)
