@@ -6,13 +6,14 @@ loads    closed loops of so many callers: requests a second, latencies, and the 
 """
 
 import asyncio
-import gc
+import contextlib
 import json
 import random
 import statistics
 import time
 import weakref
 from collections import Counter, defaultdict
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from uvloop import run as run_on_uvloop
 from common import machine, percentile
 from relaygr import Engine, EngineConfig, History, Ranked, build_model
 from relaygr.engine.cuda_runner import CudaRunner
+from relaygr.serving.garbage import settled
 
 SHAPES: dict[str, dict[str, Any]] = {
     "d256": {"layers": 8, "dim": 256, "heads": 4},
@@ -70,6 +72,14 @@ def engine_of(
         device="cuda", dtype=dtype, device_cache=device, host_cache=host, max_history=length + 4096, pre_infer_share=1.0
     )
     return Engine(model, config)
+
+
+@contextlib.asynccontextmanager
+async def settled_engine(shape: str, length: int, **sizes: str) -> AsyncIterator[Engine]:
+    """With the collector of garbage as servers have it."""
+    async with engine_of(shape, length, **sizes) as engine:
+        with settled():
+            yield engine
 
 
 async def written_back(engine: Engine, count: int) -> None:
@@ -138,8 +148,7 @@ async def calls(shape: str, length: int, candidates: int, rounds: int) -> list[d
     times: dict[str, list[float]] = {}
     device: dict[str, list[float]] = {}
     copied: list[float] = []
-    async with engine_of(shape, length) as engine:
-        gc.freeze()  # as the server does
+    async with settled_engine(shape, length) as engine:
         await pinned(engine)
         prepared = engine.status().prepared
 
@@ -246,8 +255,7 @@ class Phases:
 async def loads(shape: str, length: int, candidates: int, seconds: float, users: int = 96) -> list[dict[str, Any]]:
     """Callers that ask again as soon as they are answered, for users of their own."""
     rows = []
-    async with engine_of(shape, length, device="40GiB", host="0") as engine:
-        gc.freeze()
+    async with settled_engine(shape, length, device="40GiB", host="0") as engine:
         phases = Phases(engine)
         draw = np.random.default_rng(0)
         histories = [history_of(draw, length) for _ in range(users)]

@@ -45,7 +45,7 @@ class Row:
             return replace(base, profile="refresh", past_s=16.0)
         if self.traffic == "warm":
             gap_s = 2.0 if self.kind == "length" else 5.0
-            return replace(base, reuse=0.999, gap_s=gap_s, past_s=3 * gap_s)
+            return replace(base, reuse=0.999, gap_s=gap_s, past_s=6 * gap_s)
         return replace(base, arrivals="even" if self.kind == "length" else "poisson")
 
 
@@ -62,7 +62,7 @@ class Group:
 
 def on_gpu(device: str) -> list[Group]:
     config = EngineConfig(
-        device=device, dtype="bfloat16", device_cache="126GiB", host_cache="96GiB", max_history=278_528
+        device=device, dtype="bfloat16", device_cache="116GiB", host_cache="84GiB", max_history=278_528
     )
     half = [Row(f"half-{ms}", "rate", Budgets(ms, 200.0), "cold") for ms in (10, 20, 50)]
     wide = Budgets(50.0, 200.0)
@@ -77,13 +77,14 @@ def on_gpu(device: str) -> list[Group]:
         half[2],
     ]
     longest = 14_335 - 128
+    short = replace(config, device_cache="126GiB", host_cache="96GiB", max_history=16_384)
     dlrmv3 = [
         Row("dlrmv3", "rate", wide, "refresh", longest),
         Row("dlrmv3-80", "rate", Budgets(20.0, 80.0), "refresh", longest),  # MLPerf's bound of that model's server
     ]
     return [
         Group("d512", "d512", 512, config, rows),
-        Group("dlrmv3", "dlrmv3", 2048, replace(config, max_history=16_384), dlrmv3),
+        Group("dlrmv3", "dlrmv3", 2048, short, dlrmv3),
     ]
 
 
@@ -152,7 +153,8 @@ def length_of(value: float) -> int:
 def probe_at(row: Row, group: Group, device: Device, mode: Mode, value: float, n: int) -> Probe:
     length = n if row.kind == "rate" else length_of(value)
     tuning = tuning_of(row, mode, device, device.full_s(length, group.candidates))
-    probe = Probe(mode, row.workload(group.candidates), row.budgets, tuning)
+    memory = f"{group.config.device_cache} + {group.config.host_cache}" if mode.keeps else ""
+    probe = Probe(mode, row.workload(group.candidates), row.budgets, tuning, memory)
     if row.kind == "rate":
         return probe.at(rate=float(f"{value:.3g}"), length=n, requests=500 if mode is Mode.RELAY_HOST_EXTEND else 300)
     rate = 4.0 if row.traffic == "warm" else 0.9e3 / row.budgets.pipeline_ms  # one at a time

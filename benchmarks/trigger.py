@@ -58,7 +58,7 @@ def group() -> Group:
 def one(way: Way, rate: float, seed: int) -> dict[str, Any]:
     _, mode, gain = way
     shape = group()
-    row = shape.rows[0]
+    row = next(row for row in shape.rows if row.name == "dlrmv3")
     assert row.n is not None
     device = Device(told_costs(), LAYERS * DIM * 512, shape.config)
     tuning = Tuning.of(row.budgets, mode, device.costs.step, device.full_s(row.n, shape.candidates))
@@ -98,7 +98,7 @@ def main() -> None:
         )  # fmt: skip
     console.print(table)
     shape = group()
-    row = shape.rows[0]
+    row = next(row for row in shape.rows if row.name == "dlrmv3")
     costs = told_costs()
     saves_ms = 1e3 * (costs.token * row.n + costs.pair * row.n * (row.n + 1) / 2) if row.n else 0.0
     inputs = {"n": row.n, "candidates": shape.candidates, "prefix_saves_ms": saves_ms, "costs": asdict(costs)}

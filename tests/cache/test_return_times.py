@@ -4,8 +4,10 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from relaygr.cache.return_times import ReturnTimes, _bins
+from relaygr.cache.return_times import _EDGES, _WIDTHS, ReturnTimes, _best_rates, _bins, _hazard
 
 
 def sessions(times: ReturnTimes, *, users: int, visits: int, gap: tuple[float, float], seed: int = 0) -> float:
@@ -89,3 +91,43 @@ def test_memory_of_users_is_bounded() -> None:
 def test_ages_lie_between_their_edges() -> None:
     ages = np.array([-1.0, 0.0, 0.05, 0.11, 0.14, 5.0, 1e9, np.inf])
     assert _bins(ages).tolist() == [0, 0, 0, 1, 2, 15, 50, 50]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 300), st.sampled_from(["even", "exponential", "far", "edges"]))
+def test_what_is_learned_is_what_its_definition_says(seed: int, count: int, kind: str) -> None:
+    """Returns for each second waited at an age; and over every time to wait from then on, the best."""
+    draw = np.random.default_rng(seed)
+    drawn = {
+        "even": draw.uniform(2.0, 10.0, count),
+        "exponential": draw.exponential(5.0, count),
+        "far": draw.exponential(2e4, count),
+        "edges": draw.choice(_EDGES[:-1], count),
+    }
+    length, over = drawn[kind], draw.random(count) < 0.7
+    waited = np.clip(length[:, None] - _EDGES[:-1], 0.0, _WIDTHS).sum(axis=0)
+    returned = np.array([np.sum(_bins(length[over]) == age) for age in range(len(_WIDTHS))])
+    hazard = _hazard(length, over)
+    assert hazard * np.maximum(waited, 1e-9) == pytest.approx(returned, rel=1e-5, abs=1e-5)
+    found = _best_rates(hazard)
+    for age in range(len(_WIDTHS)):
+        still, spent, best = 1.0, 0.0, 0.0
+        for rate, width in zip(hazard[age:], _WIDTHS[age:], strict=True):
+            lasts = float(np.exp(-rate * width))
+            spent += still * ((1.0 - lasts) / rate if rate * width > 1e-12 else width)
+            still *= lasts
+            best = max(best, (1.0 - still) / spent)
+        assert found[age] == pytest.approx(best, rel=1e-6, abs=1e-12)
+    assert found[-1] == 0.0
+
+
+def test_places_that_are_nobody_s_count_for_nothing() -> None:
+    times, draw = ReturnTimes(), random.Random(0)
+    for number in range(20_000):
+        user = f"u{draw.randrange(3000)}"
+        if draw.random() < 0.1:
+            times.forget(user)
+        else:
+            times.visit(user, number / 100)
+        if number % 500 == 0:
+            assert times._used.tolist() == [each is not None for each in times._users]
+    assert times._stride > 1, "and where users were thinned out"

@@ -4,7 +4,6 @@ import ctypes
 from random import Random
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
@@ -59,15 +58,15 @@ def test_the_layers_asked_for_arrive_and_nothing_else_changes(
     direction: Direction,
     first: int,
     last: int,
-    old: list[int] | npt.NDArray[np.int64],
-    new: list[int] | npt.NDArray[np.int64],
+    old: list[int],
+    new: list[int],
 ) -> None:
     device, host = pools
     source, target = (host, device) if direction is Direction.IN else (device, host)
-    old, new = np.array(old), np.array(new)
     before, expected = source.clone(), target.clone()
-    expected[torch.from_numpy(new), first:last] = source[torch.from_numpy(old), first:last]
-    PageMover(device, host, 3).move(PageCopy(direction, old, new), first, last, object())  # type: ignore[arg-type]
+    expected[new, first:last] = source[old, first:last]
+    copy = PageCopy(direction, np.array(old), np.array(new))
+    PageMover(device, host, 3).move(copy, first, last, object())  # type: ignore[arg-type]
     assert torch.equal(target, expected)
     assert torch.equal(source, before)
 

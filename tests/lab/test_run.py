@@ -12,7 +12,7 @@ from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts
 from relaygr.lab.histories import Histories
 from relaygr.lab.outcome import Budgets, Run
-from relaygr.lab.probe import Device
+from relaygr.lab.probe import Device, Probe
 from relaygr.lab.simulate import simulate
 from relaygr.lab.trace import Trace
 from relaygr.lab.tuning import Tuning
@@ -54,21 +54,23 @@ def test_a_cache_serves_those_who_return() -> None:
     assert found.pre_infer_share == 0.0
 
 
-def refreshed(*, quick_past: bool) -> Run:
+def refreshed(*, lived_s: float | None) -> Run:
     """A feed that some 200 users refresh every 2 to 6 s, where 128 of them fit."""
     requests = Workload(50, 4, "reuse", reuse=0.95, gap_s=4.0, lengths="2000", candidates=64, past_s=30, new=0).trace()
     config = replace(CONFIG, host_cache="0")
     tuning = Tuning.of(BUDGETS, Mode.RELAY)
-    return simulate(COSTS, PAGE_BYTES, config, requests, Mode.RELAY, BUDGETS, tuning, quick_past=quick_past)
+    return simulate(COSTS, PAGE_BYTES, config, requests, Mode.RELAY, BUDGETS, tuning, lived_s=lived_s)
 
 
 def test_where_more_users_refresh_than_memory_holds_many_are_still_found() -> None:
     """Keeping the latest would keep those who have just been here: next to nobody would be found."""
-    assert refreshed(quick_past=False).reused > 0.45
+    assert refreshed(lived_s=None).reused > 0.45
 
 
 def test_a_past_made_quickly_leaves_about_what_one_lived_through_does() -> None:
-    assert refreshed(quick_past=True).reused == pytest.approx(refreshed(quick_past=False).reused, abs=0.1)
+    lived = refreshed(lived_s=None).reused
+    for lived_s in (1.0, 6.0):
+        assert refreshed(lived_s=lived_s).reused == pytest.approx(lived, abs=0.1)
 
 
 def test_a_past_is_made_quickly_though_one_prefix_takes_longer_than_a_lease() -> None:
@@ -76,8 +78,31 @@ def test_a_past_is_made_quickly_though_one_prefix_takes_longer_than_a_lease() ->
     tuning = Tuning.of(budgets, Mode.RELAY)
     requests = trace(rate=5.0, reuse=0.9)
     assert Device(COSTS, PAGE_BYTES, CONFIG).full_s(2000, 64) > tuning.lease_s
-    found = simulate(COSTS, PAGE_BYTES, CONFIG, requests, Mode.RELAY, budgets, tuning, quick_past=True)
+    found = simulate(COSTS, PAGE_BYTES, CONFIG, requests, Mode.RELAY, budgets, tuning, lived_s=1.0)
     assert found.requests == int((requests.at >= 0).sum())
+
+
+@pytest.mark.parametrize("mode", [Mode.CACHE, Mode.RELAY_HOST_EXTEND])
+def test_who_was_here_is_served_though_nobody_new_could_be(mode: Mode) -> None:
+    """What takes longer than any budget was left in the past; a past that is only lived through would leave nothing."""
+    device, budgets = Device(COSTS, PAGE_BYTES, CONFIG), Budgets(5.0, 15.0)
+    workload = Workload(
+        4.0, 5.0, "reuse", reuse=0.999, gap_s=2.0, lengths="4000", candidates=64, past_s=12.0, new=0,
+        retrieval_ms=3.0, pre_processing_ms=1.0,
+    )  # fmt: skip
+    assert device.full_s(4000, 64) * 1e3 > budgets.pipeline_ms
+    told = device.simulate(device.probe(mode, workload, budgets, 4000))
+    assert told["within budgets"], told
+    assert told["reuse"] == 1.0
+
+
+def test_how_much_of_a_past_is_lived_through() -> None:
+    def of(mode: Mode, past_s: float) -> Probe:
+        return Probe(mode, Workload(1.0, 1.0, past_s=past_s), BUDGETS, Tuning.of(BUDGETS, mode))
+
+    assert [of(Mode.CACHE, past_s).lived_s for past_s in (1.0, 4.0, 12.0, 60.0)] == [1.0, 2.0, 6.0, 6.0]
+    assert of(Mode.FULL, 60.0).lived_s == 1.0
+    assert "lived_s" in of(Mode.CACHE, 60.0).key, "what was measured in another way is measured again"
 
 
 def test_the_relay_ranks_newcomers_within_a_budget_that_full_inference_misses() -> None:

@@ -39,6 +39,8 @@ class ReturnTimes:
         self._begun = np.zeros(_GAPS)
         self._ended = np.full(_GAPS, np.nan)
         self._users: list[str | None] = [None] * _GAPS
+        self._used = np.zeros(_GAPS, np.bool_)
+        """Which places are somebody's."""
         self._place: dict[str, int] = {}
         """Where the open gap of each user who is followed lies."""
         self._next = 0
@@ -65,7 +67,7 @@ class ReturnTimes:
         place = self._place.pop(user, None)
         if place is not None:
             self._users[place] = None
-            self._begun[place] = self._ended[place] = 0.0
+            self._used[place] = False
 
     def last(self, user: str) -> float:
         """When the user was here; long ago where that is not known."""
@@ -91,6 +93,7 @@ class ReturnTimes:
         if old is not None and self._place.get(old) == place:
             del self._place[old]
         self._users[place] = user
+        self._used[place] = True
         self._begun[place], self._ended[place] = now, np.nan
         self._place[user] = place
         self._next = (place + 1) % _GAPS
@@ -109,6 +112,7 @@ class ReturnTimes:
         begun, ended = self._begun[moved], self._ended[moved]
         count = len(moved)
         self._users = [*users, *[None] * (_GAPS - count)]
+        self._used[:] = np.arange(_GAPS) < count
         self._begun[:count], self._ended[:count] = begun, ended
         self._place = {user: place for place, user in enumerate(users) if user in self._place}
         self._next = count % _GAPS
@@ -116,16 +120,12 @@ class ReturnTimes:
     def _fit(self, now: float) -> None:
         """How likely a return is at each age, from gaps that have ended and gaps that have not yet."""
         self._fitted = now
-        used = np.array([user is not None for user in self._users])
-        begun, ended = self._begun[used], self._ended[used]
+        begun, ended = self._begun[self._used], self._ended[self._used]
         over = ~np.isnan(ended)
-        if int(over.sum()) < _ENOUGH:
+        if np.count_nonzero(over) < _ENOUGH:
             return
         length = np.where(over, ended, now) - begun
-        waited = np.clip(length[:, None] - _EDGES[:-1], 0.0, _WIDTHS).sum(axis=0)
-        returned, _ = np.histogram(length[over], _EDGES)
-        hazard = returned / np.maximum(waited, 1e-9)
-        self._rates = _best_rates(hazard)
+        self._rates = _best_rates(_hazard(length, over))
 
 
 def _lot(user: str) -> int:
@@ -138,6 +138,17 @@ def _bins(ages: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     return bins
 
 
+def _hazard(length: npt.NDArray[np.float64], over: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Between any two edges: returns per second waited, of gaps so long, of which some are over."""
+    bins, count = _bins(length), len(_WIDTHS) + 1
+    ends, seconds = np.bincount(bins, minlength=count)[:-1], np.bincount(bins, length, count)[:-1]
+    longer = len(length) - np.cumsum(ends)
+    waited = longer * _WIDTHS + seconds - ends * _EDGES[:-1]
+    returned = np.bincount(bins[over], minlength=count)[:-1]
+    hazard: npt.NDArray[np.float64] = returned / np.maximum(waited, 1e-9)
+    return hazard
+
+
 def _best_rates(hazard: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """For each age: over the best time to wait from then on, returns that come per second waited (Gittins' index).
 
@@ -145,9 +156,9 @@ def _best_rates(hazard: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """
     lasting = hazard * _WIDTHS
     waited = np.where(lasting > 1e-12, -np.expm1(-lasting) / np.maximum(hazard, 1e-300), _WIDTHS)
-    rates = []
-    for age in range(len(hazard)):
-        still = np.exp(-np.concatenate(([0.0], np.cumsum(lasting[age:]))))
-        spent = np.cumsum(still[:-1] * waited[age:])
-        rates.append(float(((1.0 - still[1:]) / spent).max()))
-    return np.array([*rates, 0.0])
+    passed = np.concatenate(([0.0], np.cumsum(lasting)))
+    # By age, and by until when is waited; before that age there is nothing to wait for.
+    still = np.exp(-np.maximum(passed - passed[:-1, None], 0.0))
+    spent = np.cumsum(np.triu(still[:, :-1] * waited), axis=1)
+    rates = np.divide(1.0 - still[:, 1:], spent, out=np.zeros_like(spent), where=spent > 0.0)
+    return np.append(rates.max(axis=1), 0.0)

@@ -144,7 +144,7 @@ def length(
         stages = _stages(budgets, retrieval_ms, pre_processing_ms)
         base = Workload(
             0.9e3 / pipeline_ms, 1.0, "reuse", reuse, gap_s=2.0, lengths=str(longest), new=new, candidates=candidates,
-            longest=longest + max(1024, int(256 * new)), past_s=6.0, arrivals="even", retrieval_ms=stages[0],
+            longest=longest + max(1024, int(256 * new)), past_s=12.0, arrivals="even", retrieval_ms=stages[0],
             pre_processing_ms=stages[1], stage_spread=stage_spread, seed=seed,
         )  # fmt: skip
         served = options.Served(shape, model, device, dtype, device_cache, host_cache)

@@ -54,7 +54,7 @@ PreProcessingMs = Annotated[float | None, typer.Option(help="Pre-processing take
 StageSpread = Annotated[float, typer.Option(help="One in a hundred takes so many times as long, in either stage.")]
 Arrivals = Annotated[ArrivalsName, typer.Option(help="Users come at any time, or evenly.")]
 PastS = Annotated[
-    float, typer.Option(help="Seconds of the past that servers may have kept something of: more than users' gaps.")
+    float, typer.Option(help="Seconds of the past that servers may have kept something of: twice users' gaps or more.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same requests.")]
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Addresses", "OnStream", "can_copy_many", "copy_many", "free_stream", "own_stream"]
+__all__ = ["Addresses", "OnStream", "Sizes", "can_copy_many", "copy_many", "free_stream", "own_stream"]
 
 Addresses = npt.NDArray[np.uint64]
 Sizes = npt.NDArray[np.uint64]

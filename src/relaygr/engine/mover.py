@@ -27,10 +27,11 @@ def layer_cuts(layers: int) -> list[tuple[int, int]]:
 
 def runs(device: Pages, host: Pages, pinned: int) -> tuple[Pages, Pages, Pages]:
     """Copies of whole pages put together where pages lie side by side in both tiers, up or down: of each run the lowest
-    page on either side, and how many they are. No run goes from one piece of `pinned` host pages to the next.
+    page on either side, and how many they are. No run goes from one piece of `pinned` host pages to the next. There
+    must be a page, and none twice.
 
     The driver takes a microsecond for each copy. Pages are taken and freed in the order of prefixes: where these are
-    of a length a prefix is a few runs; where they are not, runs become shorter with every prefix.
+    all as long a prefix is a few runs; where they are not, runs become shorter with every prefix.
     """
     steps = np.diff(device)
     apart = (np.abs(steps) != 1) | (steps != np.diff(host)) | (np.diff(host // pinned) != 0)
@@ -57,14 +58,15 @@ class PageMover:
 
     def move(self, copy: PageCopy, first: int, last: int, stream: torch.cuda.Stream) -> None:
         """Copy layers first … last - 1 of its pages, on that stream of the current device."""
-        inward, whole = copy.direction is Direction.IN, last - first == self.layers
         if not len(copy.source):
             return  # which the driver would refuse
+        inward = copy.direction is Direction.IN
         if self._batched:
             host, device = (copy.source, copy.target) if inward else (copy.target, copy.source)
-            counts = np.ones(len(host), np.int64)
-            if whole:
+            if last - first == self.layers:
                 device, host, counts = runs(device, host, self._pinned)
+            else:
+                counts = np.ones(len(host), np.int64)
             ours, theirs = self._addresses(self._pages, device, first), self._addresses(self._host_pages, host, first)
             sizes = (counts * ((last - first) * self._layer_bytes)).astype(np.uint64)
             copy_many(*((theirs, ours) if inward else (ours, theirs)), sizes, stream)

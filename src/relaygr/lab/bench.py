@@ -1,6 +1,5 @@
 """A model on a device, kept open, on which probes run in any mode."""
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -20,6 +19,7 @@ from relaygr.lab.run import Sample, replay
 from relaygr.lab.standing import StandingExecutor
 from relaygr.lab.trace import Trace
 from relaygr.model import RankingModel
+from relaygr.serving.garbage import settled
 
 __all__ = ["Bench", "Unloaded"]
 
@@ -79,7 +79,7 @@ class Bench:
 
         With a `trace` of its own, that is sent, and all of its past is lived through.
         """
-        quick_past = trace is None
+        lived_s = probe.lived_s if trace is None else None
         trace = probe.trace() if trace is None else trace
         longest = int(trace.length.max(initial=0))
         if self.config.max_history is not None and longest > self.config.max_history:
@@ -88,15 +88,11 @@ class Bench:
         async with Engine(self._model, config, executor=self._standing) as engine:
             trigger = probe.mode.trigger(probe.tuning.trigger(probe.budgets))
             self._histories.prepare(trace.user, trace.length)
-            gc.collect()
-            gc.freeze()
-            try:
+            with settled():
                 return await replay(
                     engine, trace, probe.mode, probe.budgets, trigger, self._histories, progress,
-                    quick_past=quick_past, samples=self.samples, sampled=sampled, hopeless=hopeless,
+                    lived_s=lived_s, samples=self.samples, sampled=sampled, hopeless=hopeless,
                 )  # fmt: skip
-            finally:
-                gc.unfreeze()
 
     def check(self, at_most: int | None = None) -> dict[str, Any]:
         """The scores that were kept, or so many of them, the last ones, against full inference; none is kept longer."""

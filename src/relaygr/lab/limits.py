@@ -18,7 +18,7 @@ At = Callable[[Mode, float], Probe]
 """The probe of a mode at a value: a rate, or a length."""
 
 _SETTLING_S: Final = 18.0
-"""What a probe may take beside its requests."""
+"""About what a probe takes beside its requests."""
 _HALF_STEPS: Final = 100
 """Tries before them, for their arrivals: more than any search has."""
 

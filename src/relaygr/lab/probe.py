@@ -21,6 +21,8 @@ __all__ = ["Device", "Probe", "ProbeFile", "Start"]
 
 _SECONDS: Final = (5.0, 30.0)
 """Of a probe at least and at most."""
+_LIVED_S: Final = 1.0
+_KEEPING_LIVED_S: Final = 6.0
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,24 @@ class Probe:
         return self.workload.trace()
 
     @property
+    def lived_s(self) -> float:
+        """How much of its past is lived through; what is before is only left by its users.
+
+        Where prefixes are kept it takes some seconds until what is kept is what would have been, and until then more
+        has to be computed than later.
+        """
+        return max(_LIVED_S, min(_KEEPING_LIVED_S, self.workload.past_s / 2)) if self.mode.keeps else _LIVED_S
+
+    @property
     def key(self) -> str:
-        told = {
+        told: dict[str, Any] = {
             "mode": self.mode,
             "workload": self.workload.told(),
             "budgets": asdict(self.budgets),
             "tuning": asdict(self.tuning),
         }
+        if self.lived_s != _LIVED_S:
+            told["lived_s"] = self.lived_s
         return json.dumps(told | ({"engine": self.engine} if self.engine else {}), sort_keys=True)
 
 
@@ -103,7 +116,7 @@ class Device:
         """What the probe would tell, by the simulator."""
         run = simulate(
             self.costs, self.page_bytes, self.config, probe.trace(), probe.mode, probe.budgets, probe.tuning,
-            quick_past=True, hopeless=True,
+            lived_s=probe.lived_s, hopeless=True,
         )  # fmt: skip
         return run.told(probe.budgets)
 

@@ -28,11 +28,6 @@ from relaygr.serving.modes import Mode
 __all__ = ["Sample", "replay"]
 
 _SLOT: Final = "here"
-_WARM_S: Final = 1.0
-"""Of the past, what is sent at its times even where the rest is not."""
-_KEEPING_WARM_S: Final = 6.0
-"""The same where prefixes are kept: those that were made as fast as can be were not all copied to host memory in time,
-and it takes some seconds until what is kept is what would have been."""
 _AT_ONCE: Final = 4
 _MOMENT_S: Final = 0.25
 _ANYTHING: Final = Candidates([0])
@@ -58,7 +53,7 @@ async def replay(
     histories: Histories,
     progress: Callable[[int, int], None] = lambda done, of: None,
     *,
-    quick_past: bool = False,
+    lived_s: float | None = None,
     samples: list[Sample] | None = None,
     sampled: int = 0,
     hopeless: bool = False,
@@ -67,15 +62,14 @@ async def replay(
 
     `hopeless`: end as soon as more requests have failed than may, whatever becomes of the others.
 
-    `quick_past`: of the past but its last second, or six where prefixes are kept, what its users would have left is
-    computed as fast as can be, in the order of their last requests, rather than lived through. Into `samples` go about
-    `sampled` answers.
+    `lived_s`: of the past but its last seconds, so many, what its users would have left is computed as fast as can be,
+    in the order of their last requests, rather than lived through. Into `samples` go about `sampled` answers.
     """
     histories.prepare(trace.user, trace.length)
     driver = _Driver(engine, trace, mode, budgets, trigger, histories, samples, sampled)
     first = 0
-    if quick_past:
-        first = int(np.searchsorted(trace.at, -(_KEEPING_WARM_S if mode.keeps else _WARM_S)))
+    if lived_s is not None:
+        first = int(np.searchsorted(trace.at, -lived_s))
         if mode.keeps:
             await _leave(engine, trace, first, histories)
     start = engine.clock.now() - (float(trace.at[first]) if first < len(trace) else 0.0)
@@ -189,7 +183,8 @@ class _Driver:
         shape = Shape(length, candidates=count)
         decision, forecast = self._signal(user, history, shape)
         asked = sent + float(trace.retrieval_ms[index] + trace.pre_processing_ms[index]) / 1e3
-        self._behind.append(clock.now() - sent)
+        if sent >= start:
+            self._behind.append(clock.now() - sent)
         await asyncio.sleep(max(0.0, asked - clock.now()))
         deadline = min(asked + self._budgets.ranking_ms / 1e3, sent + self._budgets.pipeline_ms / 1e3)
         items = self._histories.candidates(index, count)
@@ -256,7 +251,7 @@ class _Driver:
         return run
 
     def _sample(self, index: int, history: History, items: npt.NDArray[Any], ranked: Ranked) -> None:
-        if self._samples is not None and self._every and index % self._every == 0:
+        if self._samples is not None and self._every and index % self._every == 0 and self._trace.at[index] >= 0:
             self._samples.append(Sample(history[len(history) - ranked.used :], items, ranked.scores, str(ranked.path)))
 
     def _signal(self, user: str, history: History, shape: Shape) -> tuple[Decision, Forecast | None]:

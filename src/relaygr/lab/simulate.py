@@ -27,7 +27,7 @@ def simulate(
     tuning: Tuning,
     progress: Callable[[int, int], None] = lambda done, of: None,
     *,
-    quick_past: bool = False,
+    lived_s: float | None = None,
     hopeless: bool = False,
 ) -> Run:
     """Replay on a device with these costs and pages of this size. Scores are not made up: there are none."""
@@ -40,7 +40,7 @@ def simulate(
         async with Engine(SimulatedModel(), chosen, clock=VirtualClock(loop), executor=executor) as engine:
             wanted, histories = mode.trigger(tuning.trigger(budgets)), Histories(10**6, 16, alike=True)
             return await replay(
-                engine, trace, mode, budgets, wanted, histories, progress, quick_past=quick_past, hopeless=hopeless
+                engine, trace, mode, budgets, wanted, histories, progress, lived_s=lived_s, hopeless=hopeless
             )
 
     return run_virtual(main())

@@ -1,9 +1,11 @@
 """Python's collector of garbage, as servers have it."""
 
+import contextlib
 import gc
+from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["settle"]
+__all__ = ["settle", "settled"]
 
 EVERY: Final = (50_000, 20, 20)
 """Objects made and not freed before new ones are looked at, and how often before older ones are."""
@@ -15,3 +17,15 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*EVERY)
+
+
+@contextlib.contextmanager
+def settled() -> Iterator[None]:
+    """The same for a while: for what is to be measured as servers have it. Nothing was frozen before."""
+    before = gc.get_threshold()
+    settle()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
