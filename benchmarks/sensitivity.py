@@ -54,7 +54,9 @@ def points() -> list[Point]:
     for left in (15.0, 60.0):
         load = replace(BASE, retrieval_ms=0.75 * left, pre_processing_ms=0.25 * left)
         found.append(Point("stages, ms", f"{left:g}", load))
-    found += varied("gap, s", "gap_s", (2.0, 20.0, 60.0))
+    for gap_s in (2.0, 20.0, 60.0):  # a past that knows of the visit before
+        load = replace(BASE, gap_s=gap_s, past_s=max(BASE.past_s, 3 * gap_s))
+        found.append(Point("gap, s", f"{gap_s:g}", load))
     found += varied("lengths", "lengths", ("1024+32768@0.02", "1024+32768@0.1", "1024+32768@0.5"))
     found += varied("skew", "skew", (0.75, 1.5))
     found += varied("candidates", "candidates", (128, 2048))

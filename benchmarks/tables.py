@@ -26,7 +26,8 @@ def gpu_calls() -> str:
     cases = dict.fromkeys((row["shape"], row["n"], row["m"]) for row in result["calls"])
     found = {(row["shape"], row["n"], row["call"]): row for row in result["calls"]}
     lines = [
-        f"One {result['machine']['gpu']}, bf16, one call at a time, medians of {result['inputs']['rounds']}: "
+        f"One {result['machine']['gpu']}, bf16, commit {result['commit'][:12]}, one call at a time, medians of "
+        f"{result['inputs']['rounds']}: "
         "milliseconds from the caller's side, and in brackets on the device.",
         "",
         "| model | behaviours | candidates | " + " | ".join(CALLS) + " |",
@@ -335,7 +336,8 @@ def sensitivity() -> str:
         "",
         f"Base: `d512`, {base['lengths']:,} behaviours, {base['candidates']} candidates, reuse {base['reuse']}, gaps "
         f"of {base['gap_s']:g} s, stages of {stages} ms, budgets {ranking:g} / {pipeline:g} ms, "
-        f"{' and '.join(result['memory'])} of memory. Rates are within 7% of the simulator's limits.",
+        f"{' and '.join(result['memory'])} of memory. Rates are within 7% of the simulator's limits, for one set of "
+        "arrivals.",
     ]
     if any(row["condition"] == "model" for row in result["rows"]):
         lines[-1] += " Other models: costs in proportion to what their calls of 8,192 behaviours took."
