@@ -31,7 +31,7 @@ BASE = Workload(
     1.0, 1.0, "reuse", reuse=0.875, gap_s=5.0, lengths="32768", longest=1 << 24, candidates=512, past_s=16.0,
     retrieval_ms=90.0, pre_processing_ms=30.0, stage_spread=STAGE_SPREAD,
 )  # fmt: skip
-CONFIG = EngineConfig(device_cache="126GiB", host_cache="96GiB", max_history=140_000)
+CONFIG = EngineConfig(device_cache="116GiB", host_cache="84GiB", max_history=140_000)
 console = Console(stderr=True)
 
 
