@@ -1,6 +1,9 @@
 """What is LMDB's own: damage is found, maps grow, forks are survived, other layouts are refused."""
 
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -211,6 +214,54 @@ def test_forks_wait_for_threads_that_read(path: Path) -> None:
     opener = partial(LmdbStore, path, durable=False)
     with store_processes.processes(1) as pool:
         assert pool.submit(store_processes.fork_while_reading, opener, "u", 20).result() == 20
+
+
+GROW = """
+import lmdb, sys
+with lmdb.open(sys.argv[1], map_size=64 << 20, max_dbs=8) as env:
+    with env.begin(write=True) as txn:
+        txn.put(b"more", bytes(1 << 20))
+    with env.begin(write=True) as txn:
+        txn.delete(b"more")
+"""
+
+
+class Growing:
+    """An environment of a database to which another process writes whenever somebody has looked at it."""
+
+    def __init__(self, env: Any, grow: Callable[[], None]) -> None:
+        self._env = env
+        self._grow = grow
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def info(self) -> Any:
+        told = self._env.info()
+        self._grow()
+        return told
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_database_that_grows_while_it_is_opened_is_whole(
+    path: Path, readonly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = fill(path)
+    opened, stat = lmdb.open, Path.stat
+
+    def grow() -> None:
+        subprocess.run([sys.executable, "-c", GROW, str(path)], check=True)
+
+    def looked(file: Path, **more: Any) -> os.stat_result:
+        found = stat(file, **more)
+        if file.name == "data.mdb":
+            grow()
+        return found
+
+    monkeypatch.setattr(lmdb, "open", lambda *args, **more: Growing(opened(*args, **more), grow))
+    monkeypatch.setattr(Path, "stat", looked)
+    with LmdbStore(path, readonly=readonly) as store:
+        assert store.read("u") == history
 
 
 def test_a_database_is_opened_once_in_a_process(path: Path, tmp_path: Path) -> None:
