@@ -326,8 +326,8 @@ async def _load(
         "p99_ms": percentile(taken, 99),
         "ranks_per_step": len(taken) / phases.steps,
         "device_busy": (engine.status().device_busy_s - busy) / wall,
-        "loop_us_per_step": per_step(phases.cpu_s),
-        "loop_wall_us_per_step": per_step(phases.wall_s),
+        "loop_us_per_step": per_step(phases.wall_s),
+        "loop_cpu_us_per_step": per_step(phases.cpu_s),
         "paths": {path: count / len(taken) for path, count in paths.items()},
     }
 

@@ -5,7 +5,6 @@ of a few runs held within the budgets, ranking's P99, and the share of requests 
 device and the network are not there.
 """
 
-import json
 import statistics
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -16,10 +15,8 @@ from rich.progress import track
 from rich.table import Table
 
 from common import RESULTS, write_result
-from headline_plan import Group, on_gpu
-from relaygr.engine.simulated import SimulatedCosts
+from headline_plan import Group, Plan, Row, on_gpu, probe_at
 from relaygr.lab.outcome import Budgets
-from relaygr.lab.probe import Device, Probe
 from relaygr.lab.tuning import Tuning
 from relaygr.relay import TriggerConfig
 from relaygr.serving.modes import Mode
@@ -27,7 +24,6 @@ from relaygr.serving.modes import Mode
 RATES = (430.0, 482.0, 540.0)
 GAINS = (2.0, 1.0, 0.5, 0.2)
 SEEDS = range(10, 14)
-LAYERS, DIM = 5, 512
 Way = tuple[str, Mode, float]
 WAYS: tuple[Way, ...] = (
     *((f"saves {gain:g} ms", Mode.RELAY_HOST_EXTEND, gain) for gain in GAINS),
@@ -46,25 +42,20 @@ class Gaining(Tuning):
         return replace(super().trigger(budgets), min_gain_ms=self.min_gain_ms)
 
 
-def told_costs() -> SimulatedCosts:
-    detail = json.loads((RESULTS / "headline-h200.json").read_text())["details"]["dlrmv3"]
-    return SimulatedCosts(**detail["costs"])
-
-
-def group() -> Group:
-    return next(each for each in on_gpu("cuda") if each.name == "dlrmv3")
+def measured() -> tuple[Group, Row, Plan]:
+    """The headline's row, and what was measured for it."""
+    group = next(each for each in on_gpu("cuda") if each.name == "dlrmv3")
+    row = next(row for row in group.rows if row.name == "dlrmv3")
+    return group, row, Plan.load(RESULTS / "headline-h200-plan-dlrmv3.json")
 
 
 def one(way: Way, rate: float, seed: int) -> dict[str, Any]:
     _, mode, gain = way
-    shape = group()
-    row = next(row for row in shape.rows if row.name == "dlrmv3")
-    assert row.n is not None
-    device = Device(told_costs(), LAYERS * DIM * 512, shape.config)
-    tuning = Tuning.of(row.budgets, mode, device.costs.step, device.full_s(row.n, shape.candidates))
-    probe = Probe(mode, row.workload(shape.candidates), row.budgets, Gaining(**asdict(tuning), min_gain_ms=gain))
-    probe = probe.at(rate=rate, length=row.n, requests=500)
-    return device.simulate(replace(probe, workload=replace(probe.workload, seed=seed)))
+    group, row, plan = measured()
+    probe = probe_at(row, group, plan.device, mode, rate, plan.n[row.name])
+    tuning = Gaining(**asdict(probe.tuning), min_gain_ms=gain)
+    probe = replace(probe, tuning=tuning).at(rate=rate, requests=500)
+    return plan.device.simulate(replace(probe, workload=replace(probe.workload, seed=seed)))
 
 
 def main() -> None:
@@ -97,11 +88,10 @@ def main() -> None:
             f"{each['signalled']:.0%}",
         )  # fmt: skip
     console.print(table)
-    shape = group()
-    row = next(row for row in shape.rows if row.name == "dlrmv3")
-    costs = told_costs()
-    saves_ms = 1e3 * (costs.token * row.n + costs.pair * row.n * (row.n + 1) / 2) if row.n else 0.0
-    inputs = {"n": row.n, "candidates": shape.candidates, "prefix_saves_ms": saves_ms, "costs": asdict(costs)}
+    group, row, plan = measured()
+    n, costs = plan.n[row.name], plan.device.costs
+    saves_ms = 1e3 * (costs.token * n + costs.pair * n * (n + 1) / 2)
+    inputs = {"n": n, "candidates": group.candidates, "prefix_saves_ms": saves_ms, "costs": asdict(costs)}
     write_result("trigger-simulated", inputs, {"rows": rows})
 
 

@@ -81,10 +81,11 @@ def test_no_pages_are_no_copy(pools: tuple[torch.Tensor, torch.Tensor]) -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.sampled_from((-1, 1)), st.sampled_from((-1, 1))), min_size=1, max_size=8),
     st.integers(1, 7),
+    st.booleans(),
     st.randoms(use_true_random=False),
 )
 def test_runs_are_the_same_pages_each_once_and_within_what_was_pinned(
-    parts: list[tuple[int, int, int]], pinned: int, random: Random
+    parts: list[tuple[int, int, int]], pinned: int, turned: bool, random: Random
 ) -> None:
     """Of stretches of pages that lie somewhere in either tier, up or down."""
     sides: list[list[int]] = []
@@ -94,7 +95,7 @@ def test_runs_are_the_same_pages_each_once_and_within_what_was_pinned(
             stretches.append(list(range(at, at + part[0]))[:: part[side]])
             at += part[0] + random.randrange(2)
         sides.append([page for stretch in stretches for page in stretch])
-    device, host = (np.array(side) for side in sides)
+    device, host = (np.array(side[::-1] if turned else side) for side in sides)
     ours, theirs, counts = runs(device, host, pinned)
     pairs = {
         (int(a) + k, int(b) + k) for a, b, count in zip(ours, theirs, counts, strict=True) for k in range(int(count))

@@ -246,6 +246,12 @@ def test_gaps_are_seconds_from_the_behaviour_before(history: History, low: int, 
     assert gaps.tolist() == expected
 
 
+def test_a_gap_too_long_to_count_is_the_longest() -> None:
+    history = History([1, 2, 3, 4], [0] * 4, [-LAST, 1, 2, LAST])
+    assert history.gaps(0, 4).tolist() == [0, LAST, 1, LAST - 2]
+    assert history.gaps(2, 4).tolist() == [1, LAST - 2]
+
+
 @given(histories(), lengths())
 def test_gaps_do_not_change_with_what_follows(history: History, length: int) -> None:
     length = min(length, len(history))

@@ -68,6 +68,8 @@ class PagePool:
 
     def pin(self, pages: Pages) -> None:
         """One more who needs these pages as they are."""
+        if not len(pages):
+            return  # arrays take long for nothing, too
         pins = self._pins[pages]
         self.pinned += len(pins) - int(np.count_nonzero(pins))
         self._pins[pages] = pins + 1

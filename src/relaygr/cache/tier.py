@@ -110,8 +110,7 @@ class Tier:
         """Pin `shared` and `count` new pages, evicting as needed. None if that cannot be, and then nothing changed."""
         if not self.can_reserve(count, shared):
             return None
-        if len(shared):  # to pin nothing takes long, too
-            self.pool.pin(shared)
+        self.pool.pin(shared)
         if self.pool.free < count:
             self._evict(count)
         return self.pool.take(count)

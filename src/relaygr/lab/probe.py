@@ -22,7 +22,9 @@ __all__ = ["Device", "Probe", "ProbeFile", "Start"]
 _SECONDS: Final = (5.0, 30.0)
 """Of a probe at least and at most."""
 _LIVED_S: Final = 1.0
+"""Of a probe's past, what is lived through at least."""
 _KEEPING_LIVED_S: Final = 6.0
+"""And at most, where prefixes are kept."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Probe:
             "budgets": asdict(self.budgets),
             "tuning": asdict(self.tuning),
         }
-        if self.lived_s != _LIVED_S:
+        if self.lived_s != _LIVED_S:  # files from when it was always that are still right where it is
             told["lived_s"] = self.lived_s
         return json.dumps(told | ({"engine": self.engine} if self.engine else {}), sort_keys=True)
 
