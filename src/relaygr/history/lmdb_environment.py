@@ -138,8 +138,8 @@ class Environment:
             readahead=False,
         )
         try:
-            # LMDB maps a file that was cut short as if it were whole, and touching the rest ends the process. Another may
-            # be writing: what is needed is asked first, and the file has grown before that says so.
+            # LMDB maps a file that was cut short as if it were whole, and touching the rest ends the process.
+            # Another may be writing: the file grows before LMDB says so, so that is asked first.
             needed = env.stat()["psize"] * (env.info()["last_pgno"] + 1)
             if (self.path / "data.mdb").stat().st_size < needed:
                 raise StoreCorrupt(f"{self.path} is cut short: restore it from a copy")
