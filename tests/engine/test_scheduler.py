@@ -48,6 +48,7 @@ class Work:
     builds: list[Build] = field(default_factory=list)
     ranks: list[Rank] = field(default_factory=list)
     step_s: float = 5e-3
+    grain: int = PAGE
     orders: Iterator[int] = field(default_factory=itertools.count)
     cost: CostModel = field(default_factory=CostModel)
     now: float = -math.inf
@@ -101,7 +102,7 @@ class Work:
         return build
 
     def plan(self) -> Plan | None:
-        return Scheduler(self.cost, self.step_s).plan(self.builds, self.ranks, self.now)
+        return Scheduler(self.cost, self.step_s, self.grain).plan(self.builds, self.ranks, self.now)
 
     def planned(self) -> Plan:
         plan = self.plan()
@@ -132,9 +133,13 @@ class Work:
 dues = st.sampled_from((0.0, 1.0, 1.0, 2.0, 3.0)) | st.floats(0, 3)
 
 
-def draw_work(data: st.DataObject, events: asyncio.AbstractEventLoop, *, most: int = 5) -> Work:
+grains = st.sampled_from((PAGE, 2 * PAGE, 4 * PAGE))
+
+
+def draw_work(data: st.DataObject, events: asyncio.AbstractEventLoop, *, most: int = 5, grain: int = PAGE) -> Work:
     """Builds and ranks of two models, some builds with ranks that wait for them; at times very short steps."""
-    work = Work(events, step_s=data.draw(st.sampled_from((1e-4, 2e-3, 5e-3, 20e-3, 1.0)), label="step_s"))
+    step_s = data.draw(st.sampled_from((1e-4, 2e-3, 5e-3, 20e-3, 1.0)), label="step_s")
+    work = Work(events, step_s=step_s, grain=grain)
     models = st.sampled_from((0, 0, 0, 1))
     for _ in range(data.draw(st.integers(0, most), label="builds")):
         tokens = data.draw(st.integers(1, LONGEST))
@@ -156,7 +161,7 @@ def test_nothing_to_run_is_no_step(events: asyncio.AbstractEventLoop) -> None:
 
 @given(st.data())
 def test_the_most_urgent_work_is_always_in_the_step(events: asyncio.AbstractEventLoop, data: st.DataObject) -> None:
-    work = draw_work(data, events)
+    work = draw_work(data, events, grain=data.draw(grains))
     plan = work.plan()
     if plan is None:
         assert not work.builds
@@ -169,7 +174,7 @@ def test_the_most_urgent_work_is_always_in_the_step(events: asyncio.AbstractEven
 def test_nothing_is_in_the_step_before_something_more_urgent(
     events: asyncio.AbstractEventLoop, data: st.DataObject
 ) -> None:
-    work = draw_work(data, events)
+    work = draw_work(data, events, grain=data.draw(grains))
     if (plan := work.plan()) is not None:
         inside = {*(build for build, _, _ in plan.appends), *plan.scores}
         queue = [one for one in work.urgency(riding=plan) if one.served is plan.served]
@@ -189,7 +194,7 @@ def test_a_step_is_of_the_most_urgent_works_model_alone(events: asyncio.Abstract
 def test_a_chunk_begins_where_the_last_ended_and_ends_with_a_page_or_the_prefix(
     events: asyncio.AbstractEventLoop, data: st.DataObject
 ) -> None:
-    work = draw_work(data, events)
+    work = draw_work(data, events, grain=data.draw(grains))
     if (plan := work.plan()) is not None:
         for build, low, high in plan.appends:
             assert build.launched == low < high <= build.prefix.tokens
@@ -207,6 +212,28 @@ def test_a_step_stays_within_its_time_but_for_its_first_piece(
             assert len(plan.appends) + len(plan.scores) == 1
             for build, low, high in plan.appends:
                 assert high == min(low // PAGE * PAGE + PAGE, build.prefix.tokens)
+
+
+@given(st.data())
+def test_a_chunk_that_is_cut_is_of_whole_grains_the_nearest_to_what_fits(
+    events: asyncio.AbstractEventLoop, data: st.DataObject
+) -> None:
+    grain = 4 * PAGE
+    work = draw_work(data, events, grain=grain)
+    if (plan := work.plan()) is None:
+        return
+    for place, (build, low, high) in enumerate(plan.appends):
+        if high == build.prefix.tokens:
+            continue
+        begin, spent = low // PAGE * PAGE, work.cost.append_s(high - low, low)
+        left = work.step_s - work.cost.step_s - (_before(work, plan, build) - spent)
+        if (high - begin) % grain:
+            assert place == 0, "a crumb, though it is not what the step is for"
+            assert high - begin < grain
+            assert spent <= left + 1e-12 or high == begin + PAGE
+        else:
+            assert work.cost.append_s(high - low - grain // 2, low) <= left + 1e-12
+            assert work.cost.append_s(high - low + grain // 2, low) > left - 1e-12
 
 
 @given(st.data())
@@ -289,7 +316,7 @@ def test_planning_changes_nothing_and_gives_the_same_plan_again(
 def test_step_by_step_every_token_is_run_once_and_every_rank_scored_once_behind_its_prefix(
     events: asyncio.AbstractEventLoop, data: st.DataObject
 ) -> None:
-    work = draw_work(data, events, most=3)
+    work = draw_work(data, events, most=3, grain=data.draw(grains))
     everyone = [*work.ranks, *(rank for build in work.builds for rank in build.ranks if not rank.over)]
     builds = {build: list(range(build.launched)) for build in work.builds}
     scored: list[Rank] = []

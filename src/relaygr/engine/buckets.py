@@ -32,7 +32,7 @@ def _buckets(users: Iterable[int], rows: Iterable[int], most: int) -> tuple[Buck
 
 SCORE_BUCKETS: Final = _buckets((1, 2, 4, 8, 16, 32), (128, 512, 2048), 8192)
 """Of scores: rows are a user's candidates."""
-APPEND_BUCKETS: Final = _buckets((1, 4, 16), (128, 1024, 2048, 4096, 8192), 8192)
+APPEND_BUCKETS: Final = _buckets((1, 4, 16), (128, 1024, 2048, 4096, 8192, 16384), 16384)
 """Of appends: rows are a user's new tokens. Longer appends are several of the longest."""
 
 

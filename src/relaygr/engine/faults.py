@@ -61,6 +61,10 @@ class FaultyExecutor:
         return self._inner.depth
 
     @property
+    def grain(self) -> int:
+        return self._inner.grain
+
+    @property
     def host_pages(self) -> int:
         return self._inner.host_pages
 

@@ -32,11 +32,16 @@ class Plan:
 
 
 class Scheduler:
-    """Plans steps of about `step_s` seconds. Pure: it reads the work and changes none of it."""
+    """Plans steps of about `step_s` seconds. Pure: it reads the work and changes none of it.
 
-    def __init__(self, cost: CostModel, step_s: float) -> None:
+    On a device with a `grain` of more than a page, chunks are multiples of it, where one is long enough.
+    """
+
+    def __init__(self, cost: CostModel, step_s: float, grain: int = PAGE) -> None:
+        """`grain`: the executor's."""
         self._cost = cost
         self._step_s = step_s
+        self._grain = grain // PAGE
 
     def plan(self, builds: Iterable[Build], ranks: Iterable[Rank], now: float) -> Plan | None:
         """The next step, or None if there is nothing to run.
@@ -75,7 +80,10 @@ class Scheduler:
         return plan
 
     def _chunk_end(self, build: Build, left_s: float, *, at_least_one: bool) -> int:
-        """How far the build's next chunk may go: to its end, or to the end of a page, within the time that is left."""
+        """How far the build's next chunk may go: to its end, or to the end of a page, within the time that is left.
+
+        To the end of a grain rather, the nearest, by which a step may become longer by half a grain.
+        """
         low, end = build.launched, build.prefix.tokens
         if self._cost.append_s(end - low, low) <= left_s:
             return end
@@ -87,9 +95,12 @@ class Scheduler:
                 fits = middle
             else:
                 most = middle - 1
-        if fits >= first_page:
-            return fits * PAGE
-        return min(first_page * PAGE, end) if at_least_one else low
+        grains = (fits - first_page + 1 + self._grain // 2) // self._grain
+        if grains:
+            return min((first_page - 1 + grains * self._grain) * PAGE, end)
+        if not at_least_one:
+            return low
+        return min(max(fits, first_page) * PAGE, end)
 
 
 def _place(work: Build | Rank, now: float) -> tuple[bool, bool, float, int, Build | Rank]:

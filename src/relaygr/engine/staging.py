@@ -10,6 +10,7 @@ import torch
 from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket, Group, grouped
 from relaygr.engine.graphs import Graphs
 from relaygr.engine.step import Step
+from relaygr.history import PAGE
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
 from relaygr.model.batch import AppendRow, ScoreRow
 from relaygr.model.packed import BatchShape, Packed
@@ -20,6 +21,11 @@ Row = TypeVar("Row", AppendRow, ScoreRow)
 
 _LONGEST: Final = max(bucket.rows for bucket in APPEND_BUCKETS)
 """Tokens of one append that a captured launch takes."""
+_CRUMBS: Final = (1 / 16, 0.6)
+"""Of a grain, more than what and how much is worth a launch of its own, by what 512 to 8,192 tokens behind 0 to 36,864
+take on an H200."""
+_KEYS: Final = 4
+"""Grains that it must stand behind."""
 
 
 class Out:
@@ -39,8 +45,9 @@ class Out:
 class Staging:
     """Pinned buffers, used again when the step they were taken for has ended."""
 
-    def __init__(self, longest: int) -> None:
-        """`longest`: pages of a user at most."""
+    def __init__(self, longest: int, grain: int = PAGE) -> None:
+        """`longest`: pages of a user at most; `grain`: see `Executor.grain`."""
+        self.grain = grain
         self._longest = longest
         self._inputs: dict[tuple[Bucket, int], list[Packed]] = {}
         self._outputs: list[Out] = []
@@ -78,8 +85,9 @@ class StagedGroup(NamedTuple, Generic[Row]):
 class Staged:
     """All of a step. Nothing here touches the device.
 
-    Groups of rows that a captured launch takes lie in buffers of its bucket; others in buffers of their own. Groups run
-    in their order: pieces of a long append are the longest rows, so each has a group to itself, before what is left.
+    Groups of rows that a captured launch takes lie in buffers of its bucket; others in buffers of their own. They run
+    in their order: what is cut from a long append runs in rounds, one piece of each append in a round, the last pieces
+    of all appends, and those that were not cut, in the last.
     """
 
     def __init__(self, step: Step, graphs: Graphs | None, staging: Staging) -> None:
@@ -90,13 +98,14 @@ class Staged:
         self._out: Out | None = None
         self.appends: list[StagedGroup[AppendRow]] = []
         self.scores: list[StagedGroup[ScoreRow]] = []
-        rows = [piece for row in step.appends for piece in _pieces(row)] if captured else step.appends
-        new = [row.high - row.low for row in rows]
-        for members, bucket in _groups(APPEND_BUCKETS, new, captured):
-            appends = [rows[index] for index in members]
-            packed = _own(AppendBatch.shape(appends)) if bucket is None else staging.take(bucket)
-            AppendBatch.fill(packed, config, appends)
-            self.appends.append(StagedGroup(members, bucket, sum([new[index] for index in members]), packed, appends))
+        for rows in _rounds(step.appends, staging.grain) if captured else [step.appends]:
+            new = [row.high - row.low for row in rows]
+            for members, bucket in _groups(APPEND_BUCKETS, new, captured):
+                appends = [rows[index] for index in members]
+                packed = _own(AppendBatch.shape(appends)) if bucket is None else staging.take(bucket)
+                AppendBatch.fill(packed, config, appends)
+                total = sum([new[index] for index in members])
+                self.appends.append(StagedGroup(members, bucket, total, packed, appends))
         self._counts = counts = [len(row.candidates.items) for row in step.scores]
         features = config.request_features + config.candidate_features
         for members, bucket in _groups(SCORE_BUCKETS, counts, captured):
@@ -145,11 +154,30 @@ class Staged:
             self._out = None
 
 
-def _pieces(row: AppendRow) -> Iterator[AppendRow]:
-    """A long append as several, each as long as a captured launch takes; they run one after the other."""
+def _rounds(rows: Sequence[AppendRow], grain: int) -> list[list[AppendRow]]:
+    """What is to run one after the other."""
+    pieces = [list(_pieces(row, grain)) for row in rows]
+    rounds: list[list[AppendRow]] = [[] for _ in range(max(map(len, pieces), default=0))]
+    for each in pieces:
+        for number, piece in enumerate(each, len(rounds) - len(each)):
+            rounds[number].append(piece)
+    return rounds
+
+
+def _pieces(row: AppendRow, grain: int) -> Iterator[AppendRow]:
+    """A long append as several, each as long as a captured launch takes; they run one after the other.
+
+    A little more than whole grains takes as long as one grain more, where there are many keys to go through: it is cut
+    off, since by itself it takes less.
+    """
     while row.high - row.low > _LONGEST:
         yield row._replace(high=row.low + _LONGEST)
         row = row._replace(low=row.low + _LONGEST)
+    crumbs = (row.high - row.low) % grain
+    few, many = _CRUMBS
+    if few * grain < crumbs <= many * grain and row.high - row.low > grain and row.low >= _KEYS * grain:
+        yield row._replace(high=row.high - crumbs)
+        row = row._replace(low=row.high - crumbs)
     yield row
 
 

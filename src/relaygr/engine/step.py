@@ -124,6 +124,12 @@ class Executor(Protocol):
         ...
 
     @property
+    def grain(self) -> int:
+        """Tokens, whole pages of them, that an append keeps all of the device busy with: somewhat more than a multiple
+        of it takes nearly as long as the next."""
+        ...
+
+    @property
     def host_pages(self) -> int:
         """Pages of the host tier that may be used now; it only grows, up to what `open` said."""
         ...

@@ -52,6 +52,10 @@ class TorchExecutor:
         return self._runner.depth
 
     @property
+    def grain(self) -> int:
+        return self._runner.grain
+
+    @property
     def host_pages(self) -> int:
         return self._host_ready()
 
