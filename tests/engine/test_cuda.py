@@ -7,7 +7,7 @@ between full inference in bf16 and in float32, over the same requests.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -292,6 +292,32 @@ def test_tables_in_host_memory_give_the_same_scores(family: Family) -> None:
             caller = Caller(engine, 3, users=12)
             await caller.turns(200, at_once=8)
             await assert_exact(engine, caller.answers, {0: served})
+
+    run(main())
+
+
+def test_long_histories_are_the_same_in_whatever_pieces_they_run() -> None:
+    """Several at once, in steps of many and of few chunks, which are cut by rounds of the device."""
+    lengths = (9_000, 20_500, 37_100)
+
+    async def main() -> None:
+        served = build_model("hstu", layers=3, dim=128, heads=2, items=ITEMS, seed=0, scale_length=40_000.0)
+        draw = np.random.default_rng(0)
+        histories = [History(draw.integers(0, ITEMS, n), draw.integers(0, 8, n), np.arange(n) * 60) for n in lengths]
+        items = draw.integers(0, ITEMS, 99)
+
+        async def scores(dtype: str, step_ms: float) -> npt.NDArray[np.float32]:
+            wanted = replace(config(dtype=dtype, pages=700, host=0), max_history=40_000, step_ms=step_ms)
+            async with Engine(served, wanted) as engine:
+                ranked = await asyncio.gather(*(engine.rank(f"u{len(each)}", each, items) for each in histories))
+                assert engine.status().faults == {}
+                return np.stack([each.scores for each in ranked])
+
+        exact = await scores("float32", 50.0)
+        whole, cut = await scores("bfloat16", 1000.0), await scores("bfloat16", 0.3)
+        noise = float(np.abs(whole - exact).max())
+        assert noise < 0.1 * exact.std(), f"{noise:.2e} off, where scores differ by {exact.std():.2e}"
+        assert np.abs(cut - whole).max() <= noise
 
     run(main())
 
