@@ -68,9 +68,12 @@ class Headline:
         self.table: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
         self.table.setdefault("details", {})
 
+    def groups(self) -> list[Group]:
+        return on_cpu() if self.device == "cpu" else on_gpu(self.device)
+
     def chosen(self) -> list[tuple[Group, list[Row]]]:
         """What was asked for: groups, and their rows."""
-        groups = on_cpu() if self.device == "cpu" else on_gpu(self.device)
+        groups = self.groups()
         every = [
             (group, [row for row in group.rows if not self.only or {row.name, group.name} & set(self.only)])
             for group in groups
@@ -224,7 +227,7 @@ class Headline:
     async def search(self, group: Group, row: Row, plan: Plan, bench: Bench) -> None:
         """Find the limits of the row's modes."""
         bench.samples.clear()  # of a row there was no time for
-        n = plan.n.get(row.name, 0)
+        n, before = plan.n.get(row.name, 0), sum(1 for _ in self.probes)
 
         def at(mode: Mode, value: float) -> Probe:
             return probe_at(row, group, plan.measured(row, group.candidates), mode, value, n)
@@ -240,7 +243,8 @@ class Headline:
             row=row.name,
             commit=self.commit,
         )
-        self.write(group, row, plan, found, bench)
+        measured = sum(1 for _ in self.probes) > before
+        self.write(group, row, plan, found, bench, measured=measured)
 
     async def others(self, group: Group, row: Row, plan: Plan, bench: Bench) -> None:
         """The other modes, at the rate that the whole relay holds."""
@@ -255,8 +259,9 @@ class Headline:
         """Of lengths: room is left for what users do between their requests."""
         return float((group.config.max_history or 1 << 24) * 0.96)
 
-    def write(self, group: Group, row: Row, plan: Plan, found: Found, bench: Bench) -> None:
-        """The row, and everything that is known, to the table's file."""
+    def write(self, group: Group, row: Row, plan: Plan, found: Found, bench: Bench, *, measured: bool) -> None:
+        """The row, and everything that is known, to the table's file. `measured`: now, not only in earlier calls."""
+        before = self.table["details"].get(row.name, {})
         relay = found.limits[Mode.RELAY_HOST_EXTEND]
         told = found.best.get(Mode.RELAY_HOST_EXTEND, {})
         ratios = {mode.value: found.ratio(mode) for mode in (Mode.FULL, Mode.CACHE)}
@@ -278,7 +283,7 @@ class Headline:
         workload = row.workload(group.candidates)
         self.table["details"][row.name] = {
             "shape": group.shape,
-            "commit": self.commit,
+            "commit": self.commit if measured else before.get("commit", self.commit),
             "row": line,
             "kind": row.kind,
             "traffic": row.traffic,
@@ -292,10 +297,12 @@ class Headline:
             "stages_ms": [workload.retrieval_ms, workload.pre_processing_ms],
             "stage_spread": workload.stage_spread,
             "best": {mode.value: told for mode, told in found.best.items()},
-            "oracle": checked or self.table["details"].get(row.name, {}).get("oracle"),
+            "oracle": _checked(before.get("oracle"), checked),
             "memory": [group.config.device_cache, group.config.host_cache],
             "costs": asdict(plan.device.costs),
         }
+        names = [each.name for every in self.groups() for each in every.rows]
+        self.table["details"] = {name: self.table["details"][name] for name in names if name in self.table["details"]}
         shapes: dict[str, list[Any]] = {}
         for detail in self.table["details"].values():
             shapes.setdefault(detail["shape"], []).append(detail["row"])
@@ -304,6 +311,12 @@ class Headline:
         console.print(
             f"[bold]{row.name}[/]: {found.limits}, ratios {ratios}, oracle {checked}; {self.left():.0f} s left"
         )
+
+
+def _checked(before: dict[str, Any] | None, now: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Of two comparisons with full inference the one to keep: what does not hold, else the larger one."""
+    told = [each for each in (before, now) if each is not None]
+    return min(told, key=lambda each: (each["holds"], -each["samples"]), default=None)
 
 
 def main() -> None:

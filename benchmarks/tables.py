@@ -250,17 +250,17 @@ def soak() -> str:
 def headline() -> str:
     """The relay against the same engine without it, from what has been measured."""
     parts = []
-    for name, what in (("headline-h200", "One NVIDIA H200, bf16"), ("headline-cpu", "At small scale on a CPU")):
-        if not (RESULTS / f"{name}.json").exists():
+    for file, what in (("headline-h200", "One NVIDIA H200, bf16"), ("headline-cpu", "At small scale on a CPU")):
+        if not (RESULTS / f"{file}.json").exists():
             parts.append(f"{what}: not measured yet.")
             continue
-        result = _result(name)
+        result = _result(file)
         lines = [
-            "| model | what | behaviours | budgets, ms | relay's reuse | `full` alone | `full` | `cache` | relay "
+            "| row | model | what | behaviours | budgets, ms | relay's reuse | `full` alone | `full` | `cache` | relay "
             "| against `full` | against `cache` |",
-            "|---|---|---|---|---|---|---|---|---|---|---|",
+            "|---|---|---|---|---|---|---|---|---|---|---|---|",
         ]
-        for detail in result["details"].values():
+        for name, detail in result["details"].items():
             row = detail["row"]
             by_length = detail["kind"] == "length"
             ratio = row["length_ratio"] if by_length else row["throughput_ratio"]
@@ -268,7 +268,7 @@ def headline() -> str:
             what_held = f"{kind}, {detail['traffic']}"
             held = [_held(detail, mode) for mode, _, _ in MODES]
             cells = [
-                f"`{detail['shape']}`", what_held, f"{row['n']:,}" if row["n"] else "–",
+                name, f"`{detail['shape']}`", what_held, f"{row['n']:,}" if row["n"] else "–",
                 "{:g} / {:g}".format(*row["budgets_ms"]), _maybe(row["reuse"], ".2f"),
                 _maybe(row["full_share"], ".0%"), *held,
                 _maybe(ratio["full"], ".2f", "×"), _maybe(ratio["cache"], ".2f", "×"),

@@ -42,11 +42,10 @@ def test_a_row_has_the_keys_that_others_read_and_null_where_nothing_was_found(tm
     bench = Bench(SimulatedModel(), group.config, SimulatedExecutor())
     relay, full = Mode.RELAY_HOST_EXTEND, Mode.FULL
     searched = headline.Headline(arguments(tmp_path))
-    searched.write(
-        group, rows["half-10"], plan, Found({full: 20.0, Mode.CACHE: None, relay: 90.0}, {relay: told(0.0)}), bench
-    )
     found = Found({full: 20_480.0, Mode.CACHE: 20_480.0, relay: 81_920.0}, {relay: told(0.0)})
-    searched.write(group, rows["length-10"], plan, found, bench)
+    searched.write(group, rows["length-10"], plan, found, bench, measured=True)
+    rates = Found({full: 20.0, Mode.CACHE: None, relay: 90.0}, {relay: told(0.0)})
+    searched.write(group, rows["half-10"], plan, rates, bench, measured=True)
 
     table = json.loads((tmp_path / "headline-h200.json").read_text())
     rate, length = table["shapes"]["d512"]
@@ -59,6 +58,31 @@ def test_a_row_has_the_keys_that_others_read_and_null_where_nothing_was_found(tm
     assert length["length_ratio"] == {"full": 4.0, "cache": 4.0}
     assert length["n"] == 81_920
     assert table["commit"] == "abc"
+
+    later = headline.Headline(argparse.Namespace(**vars(arguments(tmp_path)) | {"commit": "def"}))
+    later.write(group, rows["half-10"], plan, rates, bench, measured=False)
+    later.write(group, rows["length-10"], plan, found, bench, measured=True)
+    details = json.loads((tmp_path / "headline-h200.json").read_text())["details"]
+    assert {name: detail["commit"] for name, detail in details.items()} == {"half-10": "abc", "length-10": "def"}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "kept"),
+    [
+        (None, None, None),
+        (None, (2, True), (2, True)),
+        ((12, True), None, (12, True)),
+        ((12, True), (1, True), (12, True)),
+        ((1, True), (12, True), (12, True)),
+        ((12, True), (1, False), (1, False)),
+        ((1, False), (12, True), (1, False)),
+    ],
+)
+def test_a_comparison_is_not_lost_to_a_smaller_one_nor_a_failure_to_any(before: Any, now: Any, kept: Any) -> None:
+    told = [
+        None if each is None else dict(zip(("samples", "holds"), each, strict=True)) for each in (before, now, kept)
+    ]
+    assert headline._checked(told[0], told[1]) == told[2]
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:

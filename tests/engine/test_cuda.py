@@ -7,7 +7,7 @@ between full inference in bf16 and in float32, over the same requests.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from relaygr.engine.torch_executor import TorchExecutor
 from relaygr.errors import Unavailable
 from relaygr.model import RankingModel
 from relaygr.model.config import Family
+from relaygr.model.inputs import NO_CONTEXT
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,10 +46,12 @@ def model(family: Family = "hstu", *, epoch: int = 0, seed: int = 0) -> RankingM
     return made
 
 
-def config(*, dtype: str = "bfloat16", pages: int = 32, host: int = 120, **more: Any) -> EngineConfig:
+def config(
+    *, dtype: str = "bfloat16", pages: int = 32, host: int = 120, longest: int = LONGEST, **more: Any
+) -> EngineConfig:
     page = 3 * 2 * 128 * 128 * (4 if dtype == "float32" else 2)
     sizes: dict[str, Any] = {"device_cache": f"{pages * page}B", "host_cache": f"{host * page}B"}
-    return EngineConfig(device="cuda", dtype=dtype, max_history=LONGEST, pre_infer_share=1.0, **sizes, **more)
+    return EngineConfig(device="cuda", dtype=dtype, max_history=longest, pre_infer_share=1.0, **sizes, **more)
 
 
 @dataclass
@@ -151,13 +154,13 @@ async def in_full(engine: Engine, asked: Asked) -> npt.NDArray[np.float32]:
     return ranked.scores
 
 
-async def assert_exact(engine: Engine, answers: list[Asked], models: dict[int, RankingModel]) -> None:
+async def assert_exact(engine: Engine, answers: list[Asked], models: dict[int, RankingModel], **sizes: int) -> None:
     """Against full inference, one request at a time, by the engine that gave the answers and by one in float32."""
     worst = allowed = 0.0
     for epoch, served in models.items():
         if engine.status().epoch != epoch:
             await engine.swap_model(served)
-        async with Engine(served, config(dtype="float32", host=0)) as exact:
+        async with Engine(served, config(dtype="float32", host=0, **sizes)) as exact:
             for asked in answers:
                 if asked.epoch == epoch:
                     half, single = await in_full(engine, asked), await in_full(exact, asked)
@@ -236,14 +239,22 @@ def test_prefixes_come_back_whole_from_memory_that_was_pinned_piece_by_piece(mon
     monkeypatch.setattr(pinned, "_CHUNK_BYTES", 5 * 3 * 2 * 128 * 128 * 2)  # of five pages
 
     async def main() -> None:
-        served = model()
-        async with Engine(served, config(pages=40, host=120)) as engine:
-            caller = Caller(engine, 8, users=12)
-            await caller.turns(400, at_once=8)
-            assert engine.status().written_back > 0
-            assert engine.counts().reloads > 0
+        served, draw = model(), np.random.default_rng(8)
+        async with Engine(served, config(pages=200, host=700, longest=10_000)) as engine:
+            histories = [Caller(engine, seed, users=0)._behaviours(8_000 + 300 * seed) for seed in range(6)]
+            answers, paths = [], Counter[str]()
+            for _ in range(3):  # the device has room for two of them or three; shorter ones would not be worth a copy
+                for user, history in enumerate(histories):
+                    asked = Asked(history, Candidates(draw.integers(0, ITEMS, 64)), None, NO_CONTEXT)
+                    ranked = await engine.rank(f"u{user}", history, asked.candidates)
+                    asked.scores = ranked.scores
+                    answers.append(asked)
+                    paths[ranked.path] += 1
+                    while engine.status().write_back_waiting or engine.status().copies_in_flight:  # noqa: ASYNC110
+                        await asyncio.sleep(1e-3)
+            assert paths["RELOADED"] >= 6, (paths, engine.status())
             assert engine.status().faults == {}
-            await assert_exact(engine, caller.answers, {0: served})
+            await assert_exact(engine, answers, {0: served}, pages=100, longest=10_000)
 
     run(main())
 
@@ -307,7 +318,7 @@ def test_long_histories_are_the_same_in_whatever_pieces_they_run() -> None:
         items = draw.integers(0, ITEMS, 99)
 
         async def scores(dtype: str, step_ms: float) -> npt.NDArray[np.float32]:
-            wanted = replace(config(dtype=dtype, pages=700, host=0), max_history=40_000, step_ms=step_ms)
+            wanted = config(dtype=dtype, pages=700, host=0, longest=40_000, step_ms=step_ms)
             async with Engine(served, wanted) as engine:
                 ranked = await asyncio.gather(*(engine.rank(f"u{len(each)}", each, items) for each in histories))
                 assert engine.status().faults == {}
