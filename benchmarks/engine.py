@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "engine-h200.json", help="cuda: where to write")
     parser.add_argument("--rounds", type=int, default=30, help="cuda: calls of each kind")
     parser.add_argument("--seconds", type=float, default=1.0, help="cuda: how long each load lasts")
-    parser.add_argument("--only", default="checks,calls,loads", help="cuda: which parts to run")
+    parser.add_argument("--only", default="checks,calls,loads", help="cuda: which parts to run; appends, too, is one")
     parser.add_argument("--shapes", default="d256,d512,d1024,dlrmv3", help="cuda: of calls and loads")
     options = parser.parse_args()
     if options.device == "cuda":

@@ -3,6 +3,7 @@
 checks   scores by every path against scores in full, in bf16, and what bf16 itself costs against fp32
 calls    one at a time: pre-infer, and ranks resident, reloaded, extended and in full
 loads    closed loops of so many callers: requests a second, latencies, and the loop's own time for each step
+appends  steps of so many new tokens behind so many cached ones, on the device; only when asked for
 """
 
 import asyncio
@@ -27,6 +28,10 @@ from uvloop import run as run_on_uvloop
 from common import machine, percentile
 from relaygr import Engine, EngineConfig, History, Ranked, build_model
 from relaygr.engine.cuda_runner import CudaRunner
+from relaygr.engine.step import Step
+from relaygr.history import PAGE
+from relaygr.model.batch import AppendRow
+from relaygr.model.inputs import NO_CONTEXT
 from relaygr.serving.garbage import settled
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -44,6 +49,13 @@ MIXES = {
     "full": {"full": 1.0},
 }
 """What callers ask for: prefixes left earlier; a few new behaviours; nothing cached, pre-inferred first or not."""
+APPENDS = {
+    "d512": [
+        (low, new) for low in (0, 8192, 24576, 36864) for new in (512, 1024, 2048, *range(3072, 8193, 512))
+    ] + [(0, 16384), (16384, 16384), (0, 32768), (0, 42752)],
+    "dlrmv3": [(0, 8192), (0, 12288), (0, 14335), (8192, 4096), (8192, 6015), (8192, 8192), (14207, 16)],
+}  # fmt: skip
+"""By shape: tokens that are there, and new ones."""
 EXTENSION = 16
 ITEMS = 100_000
 LINK_GB_S = 55.0
@@ -198,6 +210,26 @@ async def calls(shape: str, length: int, candidates: int, rounds: int) -> list[d
     return rows
 
 
+async def appends(shape: str, cases: list[tuple[int, int]], rounds: int = 4) -> list[dict[str, Any]]:
+    """The least of some rounds: how much longer an append takes that is a little longer."""
+    draw = np.random.default_rng(0)
+    longest = max(low + new for low, new in cases)
+    history = history_of(draw, longest)
+    best: dict[tuple[int, int], float] = {}
+    async with engine_of(shape, longest, host="0") as engine:
+        loop = engine._loop
+        assert loop is not None
+        pages = loop.tier.pool.take(-(-longest // PAGE))
+        for turn in range(rounds + 1):
+            for low, new in cases:
+                step = Step(loop.served, [AppendRow(history, NO_CONTEXT, low, low + new, pages)], [])
+                taken = (await engine._executor.launch(step)).seconds * 1e3
+                if turn:  # the first warms up
+                    best[low, new] = min(taken, best.get((low, new), taken))
+        loop.tier.pool.unpin(pages)
+    return [{"shape": shape, "cached": low, "new": new, "device_ms": taken} for (low, new), taken in best.items()]
+
+
 class Phases:
     """Seconds of the loop's thread in each of its phases, on the CPU and by the clock, and how many steps there were.
 
@@ -337,8 +369,8 @@ def run(commit: str, out: Path, rounds: int, seconds: float, parts: list[str], s
         raise SystemExit(f"no shape is called {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
     console = Console(width=150)
     result: dict[str, Any] = {"machine": machine(), "commit": commit}
-    chosen = {shape: SHAPES[shape] for shape in shapes}
-    result["inputs"] = {"rounds": rounds, "seconds": seconds, "shapes": chosen, "extension": EXTENSION, "mixes": MIXES}
+    sizes = {shape: SHAPES[shape] for shape in shapes}
+    result["inputs"] = {"rounds": rounds, "seconds": seconds, "shapes": sizes, "extension": EXTENSION, "mixes": MIXES}
 
     def save() -> None:
         out.write_text(json.dumps(result, indent=2) + "\n")
@@ -355,6 +387,11 @@ def run(commit: str, out: Path, rounds: int, seconds: float, parts: list[str], s
     if "loads" in parts:
         result["loads"] = [row for case in LOADS if case[0] in shapes for row in run_on_uvloop(loads(*case, seconds))]
         _print(console, "closed loops", result["loads"])
+        save()
+    if "appends" in parts:
+        chosen = [(shape, cases) for shape, cases in APPENDS.items() if shape in shapes]
+        result["appends"] = [row for shape, cases in chosen for row in run_on_uvloop(appends(shape, cases))]
+        _print(console, "appends, the least of 4", result["appends"])
         save()
     console.print(f"written to {out}")
 
