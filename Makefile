@@ -27,7 +27,7 @@ demo: $(INSTALLED) ## Serve users who come back, without the relay and with it: 
 	@$(BIN)/relaygr demo
 
 test: $(INSTALLED) $(TRITON) $(SERVERS) $(RAY) ## Run the tests; what an optional part is missing for is skipped, and fails where CI=true.
-	$(BIN)/pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(ARGS)
 
 lint: $(INSTALLED) ## Check style and formatting.
 	$(BIN)/ruff check .

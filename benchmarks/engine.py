@@ -22,7 +22,6 @@ from common import RESULTS, percentile, write_result
 from relaygr import Engine, EngineConfig, History, build_model
 from relaygr.engine.simulated import SimulatedModel
 from relaygr.engine.step import Capacity, Model, PageCopy, Served, Step, StepResult
-from relaygr.history import PAGE
 
 N, M, LAYERS, DIM, HEADS = 4096, 128, 4, 64, 2
 ROUNDS = 15
@@ -36,7 +35,6 @@ class NoDevice:
     """An executor whose work takes no time: what is left is the engine."""
 
     depth = 1
-    grain = PAGE
     host_pages = 0
 
     def facts(self) -> dict[str, float]:

@@ -17,11 +17,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if on_ci() else 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those on Ray come last, and all in one process: its own are there only then, and once."""
+    """Those on Ray come last: its processes are there only then."""
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
-    for item in items:
-        if item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -56,7 +56,7 @@ class EngineConfig:
     lease_share: float = 0.8
     """The share of the device cache that may be pinned when a pre-infer is admitted."""
     step_ms: float = 10.0
-    """The longest one step on the device should take: what an urgent rank may have to wait behind."""
+    """About the longest one step on the device should take: what an urgent rank may have to wait behind."""
     max_ranks: int = 4096
     """Ranks under way at once; one more raises Overloaded."""
     write_back_queue: int = 64

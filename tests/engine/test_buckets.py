@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 from optional import require
 from paged import random_history
 from relaygr import Candidates
-from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket, grouped
+from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket, append_buckets, grouped
 from relaygr.history import PAGE
 from relaygr.kernels import PageLayout, Ragged
 from relaygr.model import AppendBatch, ScoreBatch, build_model
@@ -60,6 +60,12 @@ def test_scores_are_replayed_in_as_few_groups_as_fit(rows: list[int], buckets: l
 @pytest.mark.parametrize(("rows", "buckets"), [([16] * 16, [(16, 128)]), ([16384], [(1, 16384)]), ([16385], [None])])
 def test_larger_appends_are_not_replayed(rows: list[int], buckets: list[tuple[int, int] | None]) -> None:
     assert [group.bucket for group in grouped(APPEND_BUCKETS, tuple(rows))] == buckets
+
+
+def test_products_that_do_not_skip_padding_get_no_more_of_it() -> None:
+    assert [group.bucket for group in grouped(append_buckets("hstu"), (4096, 16))] == [(4, 4096)]
+    assert [group.bucket for group in grouped(append_buckets("softmax"), (4096, 16))] == [(1, 4096), (1, 128)]
+    assert [group.bucket for group in grouped(append_buckets("softmax"), (14_000,))] == [(1, 16384)]
 
 
 def test_buckets_are_bounded() -> None:

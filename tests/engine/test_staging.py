@@ -1,5 +1,7 @@
 """A step is staged in groups, and its scores come back in its own order."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -99,25 +101,26 @@ def test_a_long_append_runs_in_pieces_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "pieces"),
+    ("grain", "low", "high", "pieces"),
     [
-        (16384, 16384 + 4096 + 512, [4096, 512]),
-        (16384, 16384 + 4096 + 2457, [4096, 2457]),
-        (16384, 16384 + 4096 + 2458, [6554]),  # nearly as much as a grain more
-        (16384, 16384 + 4096 + 256, [4352]),  # too little to be worth it
-        (16384 - PAGE, 16384 - PAGE + 4608, [4608]),  # few keys
-        (16384, 16384 + 512, [512]),
-        (0, 42_752, [16384, 16384, 8192, 1792]),
-        (0, 14_207, [14_207]),
+        (4096, 16384, 16384 + 4096 + 512, [4096, 512]),
+        (4096, 16384, 16384 + 4096 + 2457, [4096, 2457]),
+        (4096, 16384, 16384 + 4096 + 2458, [6554]),  # nearly as much as a grain more
+        (4096, 16384, 16384 + 4096 + 256, [4352]),  # too little to be worth it
+        (4096, 16384 - PAGE, 16384 - PAGE + 4608, [4608]),  # few keys
+        (4096, 16384, 16384 + 512, [512]),
+        (4096, 16384 + 100, 16384 + 4096 + 512, [3996, 512]),  # rounds are of whole pages
+        (4096, 0, 42_752, [16384, 16384, 8192, 1792]),
+        (4096, 0, 14_207, [14_207]),
+        (PAGE, 16384, 16384 + PAGE + 46, [PAGE + 46]),  # a device that has no rounds
     ],
 )
 def test_what_would_take_another_round_of_the_device_for_a_little_is_cut_off(
-    low: int, high: int, pieces: list[int]
+    grain: int, low: int, high: int, pieces: list[int]
 ) -> None:
     history = numbered(high)
-    held = staged(
-        Step(SERVED, [AppendRow(history, NO_CONTEXT, low, high, range(-(-high // PAGE)))], []), Staging(400, 4096)
-    )
+    row = AppendRow(history, NO_CONTEXT, low, high, range(-(-high // PAGE)))
+    held = staged(Step(replace(SERVED, grain=grain), [row], []), Staging(400))
     assert [row.high - row.low for group in held.appends for row in group.rows] == pieces
 
 
@@ -125,7 +128,7 @@ def test_what_would_take_another_round_of_the_device_for_a_little_is_cut_off(
 @settings(max_examples=30)
 def test_pieces_of_one_append_follow_each_other_and_never_run_together(appends: list[tuple[int, int]]) -> None:
     rows = [AppendRow(LONG, NO_CONTEXT, low, low + new, [user]) for user, (low, new) in enumerate(appends)]
-    held = staged(Step(SERVED, rows, []), Staging(800, 4096))
+    held = staged(Step(replace(SERVED, grain=4096), rows, []), Staging(800))
     reached = [low for low, _ in appends]
     for group in held.appends:
         users = [row.pages[0] for row in group.rows]

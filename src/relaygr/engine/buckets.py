@@ -4,9 +4,10 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from relaygr.model.config import Family
 from relaygr.model.packed import BatchShape
 
-__all__ = ["APPEND_BUCKETS", "SCORE_BUCKETS", "Bucket", "Group", "grouped"]
+__all__ = ["APPEND_BUCKETS", "SCORE_BUCKETS", "Bucket", "Group", "append_buckets", "grouped"]
 
 
 class Bucket(NamedTuple):
@@ -34,6 +35,12 @@ SCORE_BUCKETS: Final = _buckets((1, 2, 4, 8, 16, 32), (128, 512, 2048), 8192)
 """Of scores: rows are a user's candidates."""
 APPEND_BUCKETS: Final = _buckets((1, 4, 16), (128, 1024, 2048, 4096, 8192, 16384), 16384)
 """Of appends: rows are a user's new tokens. Longer appends are several of the longest."""
+_NARROW: Final = tuple(bucket for bucket in APPEND_BUCKETS if bucket.users == 1 or bucket.total <= 8192)
+
+
+def append_buckets(family: Family) -> tuple[Bucket, ...]:
+    """Of a model of this family: products of HSTU skip what is padding, so there much of it costs little."""
+    return APPEND_BUCKETS if family == "hstu" else _NARROW
 
 
 class Group(NamedTuple):

@@ -10,7 +10,6 @@ from relaygr.engine.canary import Canary
 from relaygr.engine.hot_rows import HotRowCache
 from relaygr.engine.runner import split_scores
 from relaygr.engine.step import Direction, PageCopy, PageSpoiled, Progress, Served, Step, StepResult
-from relaygr.history import PAGE
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
 
 __all__ = ["CpuRunner"]
@@ -20,7 +19,6 @@ class CpuRunner:
     """One step at a time, and one copy."""
 
     depth = 1
-    grain = PAGE
 
     def __init__(self, pages: torch.Tensor, host_pages: torch.Tensor, *, canary: bool = False) -> None:
         self.pages = pages

@@ -31,7 +31,6 @@ from relaygr.engine.mover import PageMover, layer_cuts
 from relaygr.engine.pinned import PinnedPages
 from relaygr.engine.staging import Out, Staged, Staging
 from relaygr.engine.step import Direction, PageCopy, PageSpoiled, Progress, Served, Step, StepResult
-from relaygr.history import PAGE
 from relaygr.kernels.select import replayable
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
 
@@ -50,7 +49,6 @@ class CudaRunner:
         """`longest`: pages of a user at most."""
         self.pages = pages
         self.host_pages = host.pages
-        self.grain = _grain(pages)
         self._longest = longest
         self._device = pages.device
         self._compute = own_stream(self._device, urgent=True)
@@ -61,7 +59,7 @@ class CudaRunner:
         self._lock = threading.Lock()
         """Of `_graphs`: to add to it, in the thread that prepares a model, and to go through it."""
         self._hot: WeakKeyDictionary[Served, HotRowCache] = WeakKeyDictionary()
-        self._staging = Staging(longest, self.grain)
+        self._staging = Staging(longest)
         self._steps: deque[_Flight] = deque()
         self._loads: deque[_Flight] = deque()
         self._writes: deque[_Flight] = deque()
@@ -256,18 +254,6 @@ class CudaRunner:
             self._dozing = loop.call_later(_OUTWARD_POLL_S, self._poll)
         else:
             self._polling = False
-
-
-def _grain(pages: torch.Tensor) -> int:
-    """Tokens of which each multiprocessor gets a page of one head: an append works through its keys page by page.
-
-    Rounded down to a power of two, which launches are captured for. Where another kernel serves than Hopper's, how
-    many rows a multiprocessor takes is that one's choice.
-    """
-    device, heads = torch.cuda.get_device_properties(pages.device), pages.shape[-2]
-    if device.major != 9:
-        return PAGE
-    return PAGE << (device.multi_processor_count // heads | 1).bit_length() - 1
 
 
 class _Flight:

@@ -61,10 +61,6 @@ class FaultyExecutor:
         return self._inner.depth
 
     @property
-    def grain(self) -> int:
-        return self._inner.grain
-
-    @property
     def host_pages(self) -> int:
         return self._inner.host_pages
 

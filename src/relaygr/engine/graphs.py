@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket
+from relaygr.engine.buckets import SCORE_BUCKETS, Bucket, append_buckets
 from relaygr.engine.driver import free_stream, own_stream
 from relaygr.engine.mailbox import Mailbox, Posted
 from relaygr.history import PAGE
@@ -68,17 +68,18 @@ class Graphs:
         return len(self._appends) + sum(1 + len(each.layers) for each in self._scores.values())
 
     def capture(self, progress: Callable[[int, int], None] = lambda done, of: None) -> None:
-        """Capture every bucket, the largest first, so that the smaller ones reuse its memory. Writes to no page."""
+        """Capture every bucket, of each kind the largest first, so that others reuse its memory. Writes to no page."""
         began, device = time.perf_counter(), self._pages.device
         before = torch.cuda.mem_get_info(device)[0]
         self._pool = torch.cuda.graph_pool_handle()
-        of = len(SCORE_BUCKETS) + len(APPEND_BUCKETS)
+        appends = append_buckets(self._model.config.family)
+        of = len(SCORE_BUCKETS) + len(appends)
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
             for bucket in reversed(SCORE_BUCKETS):
                 self._scores[bucket] = self._capture_score(bucket)
                 progress(len(self._scores), of)
-            for bucket in reversed(APPEND_BUCKETS):
+            for bucket in reversed(appends):
                 self._appends[bucket] = self._capture_append(bucket)
                 progress(len(self._scores) + len(self._appends), of)
             for rows in _UNCAPTURED:

@@ -76,7 +76,7 @@ class EngineLoop:
         self.write_back = WriteBack(tier, host, queue, self.device.copy, self.visits.last)
         self._accept_epochs = config.accept_epochs
         self._options = Options(tier, host, cost, clock, config.accept_epochs, extend=config.reuse == "extend")
-        self._scheduler = Scheduler(cost, config.step_ms / 1e3, executor.grain)
+        self._scheduler = Scheduler(cost, config.step_ms / 1e3)
         leased = 0.0 if config.reuse == "none" else config.lease_share
         self._admission = Admission(tier.pool.total, reserve_pages, leased, config.pre_infer_share)
         self._backlog = Backlog(config.pre_infer_share)

@@ -17,8 +17,6 @@ class Runner(Protocol):
 
     depth: int
     """Steps worth having in flight at once."""
-    grain: int
-    """Tokens that an append keeps all of the device busy with; see `Executor.grain`."""
 
     def serve(self, served: Served, hot: HotRowCache | None, progress: Progress) -> None:
         """Make ready to run this model; may take long, and is called off the event loop.

@@ -34,14 +34,12 @@ class Plan:
 class Scheduler:
     """Plans steps of about `step_s` seconds. Pure: it reads the work and changes none of it.
 
-    On a device with a `grain` of more than a page, chunks are multiples of it, where one is long enough.
+    Chunks are multiples of the model's `grain`, where that is more than a page and one of them is long enough.
     """
 
-    def __init__(self, cost: CostModel, step_s: float, grain: int = PAGE) -> None:
-        """`grain`: the executor's."""
+    def __init__(self, cost: CostModel, step_s: float) -> None:
         self._cost = cost
         self._step_s = step_s
-        self._grain = grain // PAGE
 
     def plan(self, builds: Iterable[Build], ranks: Iterable[Rank], now: float) -> Plan | None:
         """The next step, or None if there is nothing to run.
@@ -68,7 +66,7 @@ class Scheduler:
                 plan.scores.append(work)
                 plan.cost_s += work.cost_s
                 continue
-            high = self._chunk_end(work, left, at_least_one=first)
+            high = self._chunk_end(work, left, at_least_one=first, crumbs=not plan.appends)
             if high == work.launched:
                 break
             plan.appends.append((work, work.launched, high))
@@ -79,10 +77,11 @@ class Scheduler:
                         bisect.insort(queue, _place(rank, now), lo=number)
         return plan
 
-    def _chunk_end(self, build: Build, left_s: float, *, at_least_one: bool) -> int:
+    def _chunk_end(self, build: Build, left_s: float, *, at_least_one: bool, crumbs: bool) -> int:
         """How far the build's next chunk may go: to its end, or to the end of a page, within the time that is left.
 
-        To the end of a grain rather, the nearest, by which a step may become longer by half a grain.
+        To the end of a grain rather, the nearest, by which a step may become longer by half a grain. `crumbs`: whether
+        less than half a grain will do: a long build goes on in steps that have little time for it.
         """
         low, end = build.launched, build.prefix.tokens
         if self._cost.append_s(end - low, low) <= left_s:
@@ -95,12 +94,13 @@ class Scheduler:
                 fits = middle
             else:
                 most = middle - 1
-        grains = (fits - first_page + 1 + self._grain // 2) // self._grain
+        grain = build.served.grain // PAGE
+        grains = (fits - first_page + 1 + grain // 2) // grain
         if grains:
-            return min((first_page - 1 + grains * self._grain) * PAGE, end)
-        if not at_least_one:
-            return low
-        return min(max(fits, first_page) * PAGE, end)
+            return min((first_page - 1 + grains * grain) * PAGE, end)
+        if crumbs and fits >= first_page:
+            return fits * PAGE
+        return min(first_page * PAGE, end) if at_least_one else low
 
 
 def _place(work: Build | Rank, now: float) -> tuple[bool, bool, float, int, Build | Rank]:

@@ -89,14 +89,12 @@ class SimulatedExecutor:
         *,
         page_bytes: int = 2**20,
         depth: int = 1,
-        grain: int = PAGE,
         seed: int = 0,
         remember: bool = True,
         contents: bool = True,
     ) -> None:
         """`contents`: whether pages hold anything and scores say what; without, only time passes."""
         self.depth = depth
-        self.grain = grain
         self.launched: list[Step] = []
         """Every step, for tests to look at; none unless `remember`."""
         self._remember = remember

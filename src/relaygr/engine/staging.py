@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket, Group, grouped
+from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket, Group, append_buckets, grouped
 from relaygr.engine.graphs import Graphs
 from relaygr.engine.step import Step
 from relaygr.history import PAGE
@@ -45,9 +45,8 @@ class Out:
 class Staging:
     """Pinned buffers, used again when the step they were taken for has ended."""
 
-    def __init__(self, longest: int, grain: int = PAGE) -> None:
-        """`longest`: pages of a user at most; `grain`: see `Executor.grain`."""
-        self.grain = grain
+    def __init__(self, longest: int) -> None:
+        """`longest`: pages of a user at most."""
         self._longest = longest
         self._inputs: dict[tuple[Bucket, int], list[Packed]] = {}
         self._outputs: list[Out] = []
@@ -98,9 +97,9 @@ class Staged:
         self._out: Out | None = None
         self.appends: list[StagedGroup[AppendRow]] = []
         self.scores: list[StagedGroup[ScoreRow]] = []
-        for rows in _rounds(step.appends, staging.grain) if captured else [step.appends]:
+        for rows in _rounds(step.appends, step.served.grain) if captured else [step.appends]:
             new = [row.high - row.low for row in rows]
-            for members, bucket in _groups(APPEND_BUCKETS, new, captured):
+            for members, bucket in _groups(append_buckets(config.family), new, captured):
                 appends = [rows[index] for index in members]
                 packed = _own(AppendBatch.shape(appends)) if bucket is None else staging.take(bucket)
                 AppendBatch.fill(packed, config, appends)
@@ -168,16 +167,16 @@ def _pieces(row: AppendRow, grain: int) -> Iterator[AppendRow]:
     """A long append as several, each as long as a captured launch takes; they run one after the other.
 
     A little more than whole grains takes as long as one grain more, where there are many keys to go through: it is cut
-    off, since by itself it takes less.
+    off, since it takes less in a launch of its own.
     """
     while row.high - row.low > _LONGEST:
         yield row._replace(high=row.low + _LONGEST)
         row = row._replace(low=row.low + _LONGEST)
-    crumbs = (row.high - row.low) % grain
-    few, many = _CRUMBS
-    if few * grain < crumbs <= many * grain and row.high - row.low > grain and row.low >= _KEYS * grain:
-        yield row._replace(high=row.high - crumbs)
-        row = row._replace(low=row.high - crumbs)
+    crumbs = (row.high - row.low // PAGE * PAGE) % grain if grain > PAGE else 0
+    cut, (few, many) = row.high - crumbs, _CRUMBS
+    if few * grain < crumbs <= many * grain and cut > row.low >= _KEYS * grain:
+        yield row._replace(high=cut)
+        row = row._replace(low=cut)
     yield row
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from relaygr.cache import Pages
 from relaygr.config import EngineConfig
-from relaygr.history import History
+from relaygr.history import PAGE, History
 from relaygr.model.batch import AppendRow, ScoreRow
 from relaygr.model.candidates import Candidates
 from relaygr.model.config import ModelConfig
@@ -58,6 +58,9 @@ class Served:
     model: Model
     version: str
     epoch: int
+    grain: int = PAGE
+    """Tokens, whole pages of them, that an append of it keeps all of the device busy with: behind many others, a little
+    more than a multiple takes nearly as long as the next."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +124,6 @@ class Executor(Protocol):
     @property
     def depth(self) -> int:
         """Steps worth having in flight at once."""
-        ...
-
-    @property
-    def grain(self) -> int:
-        """Tokens, whole pages of them, that an append keeps all of the device busy with: somewhat more than a multiple
-        of it takes nearly as long as the next."""
         ...
 
     @property

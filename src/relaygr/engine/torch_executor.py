@@ -19,7 +19,8 @@ from relaygr.engine.runner import Runner
 from relaygr.engine.step import Capacity, Model, PageCopy, Progress, Served, Step, StepResult, no_progress
 from relaygr.engine.waiting import until_done
 from relaygr.errors import InvalidInput
-from relaygr.kernels import PageLayout, attention_for
+from relaygr.history import PAGE
+from relaygr.kernels import PageLayout, append_grain, attention_for
 from relaygr.model import RankingModel
 from relaygr.model.ranking import EPOCH_TABLES
 
@@ -50,10 +51,6 @@ class TorchExecutor:
     @property
     def depth(self) -> int:
         return self._runner.depth
-
-    @property
-    def grain(self) -> int:
-        return self._runner.grain
 
     @property
     def host_pages(self) -> int:
@@ -131,7 +128,9 @@ class TorchExecutor:
             model = copy.deepcopy(model).to(device=self._device, dtype=self._dtype)
         if self._dtype is not torch.float32:  # float32 is for exactness: the definition serves it
             model.stack.attention = attention_for(self._device)
-        served = Served(model, model.version(), model.epoch)
+        hstu = model.config.family == "hstu"
+        grain = append_grain(model.stack.attention, layout, self._device) if hstu else PAGE
+        served = Served(model, model.version(), model.epoch, grain)
         tables = _digest_of_tables(model)
         if self._tables.get((served.version, served.epoch), tables) != tables:
             raise InvalidInput("epoch", f"is {served.epoch}, which was served with other tables: raise it")

@@ -4,7 +4,7 @@ from relaygr.kernels.attention import Attention, Silu, Softmax, Weighting
 from relaygr.kernels.pages import PageLayout
 from relaygr.kernels.ragged import Ragged
 from relaygr.kernels.reference import ReferenceAttention
-from relaygr.kernels.select import attention_for
+from relaygr.kernels.select import append_grain, attention_for
 
 __all__ = [
     "Attention",
@@ -14,5 +14,6 @@ __all__ = [
     "Silu",
     "Softmax",
     "Weighting",
+    "append_grain",
     "attention_for",
 ]

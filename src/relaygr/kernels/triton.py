@@ -184,14 +184,15 @@ class TritonAttention:
             CONCAT=gate is not None and gate.concat, num_warps=8, **chain(wait=False, trigger=early),
         )  # fmt: skip
 
+    def takes_hopper(self, device: torch.device, head_dim: int, dtype: torch.dtype) -> bool:
+        """Whether the Hopper kernel serves such heads there."""
+        known = head_dim in _APPEND and dtype in (torch.bfloat16, torch.float16)
+        return self._hopper and known and device.type == "cuda" and is_hopper(device)
+
     def _fits_hopper(self, q: torch.Tensor, pages: torch.Tensor) -> bool:
         """Whether the Hopper kernel takes these: the card, a head dim it has tiles for, 16-bit values, aligned rows."""
         return (
-            self._hopper
-            and q.is_cuda
-            and is_hopper(q.device)
-            and q.shape[-1] in _APPEND
-            and q.dtype in (torch.bfloat16, torch.float16)
+            self.takes_hopper(q.device, q.shape[-1], q.dtype)
             and pages.dtype == q.dtype
             and q.data_ptr() % 16 == 0
             and bool(_row_stride(q) % 8 == 0)

@@ -45,10 +45,6 @@ class StandingExecutor:
         return self._executor.depth
 
     @property
-    def grain(self) -> int:
-        return self._executor.grain
-
-    @property
     def host_pages(self) -> int:
         return self._executor.host_pages if self._host else 0
 
