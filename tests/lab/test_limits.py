@@ -29,7 +29,12 @@ class Scripted(Limits):
         if answer is None:
             raise OutOfTime("no time is left")
         self.asked.append((probe.mode, probe.workload.rate, probe.workload.seed))
-        return {"within budgets": answer == "y", "rate": probe.workload.rate}
+        return {
+            "within budgets": answer == "y",
+            "rate": probe.workload.rate,
+            "failed, 95%": [0.0099 if answer in "ls" else 0.0101, 0.2],  # l: it may be luck
+            "ranking P99, 95%": [50.1 if answer == "s" else 50.0, None],  # s: that, too, but it is too slow
+        }
 
 
 def at(mode: Mode, rate: float) -> Probe:
@@ -53,6 +58,32 @@ def test_what_is_told_of_a_limit_was_seen_at_that_limit(tmp_path: Path, answers:
     assert {mode: told["rate"] for mode, told in found.best.items()} == found.limits
     seeds = [seed for mode, _, seed in limits.asked if mode is Mode.FULL]
     assert seeds == [2001, 2002, 2003, 2101, 2102][: len(answers)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "limit", "rates", "seeds"),
+    [
+        ("ylyny", 121.0, [100, 121, 121, 146.41, 121], [2001, 2002, 2202, 2003, 2004]),  # held when tried again
+        ("ylny", 100.0, [100, 121, 121, 100], [2001, 2002, 2202, 2003]),  # failed again
+        ("yllyyy", 110.0, [100, 121, 121, 100, 110, 110], [2001, 2002, 2202, 2003, 2101, 2102]),  # once more only
+        ("ylnylyy", 110.0, [100, 121, 121, 100, 110, 110, 110], [2001, 2002, 2202, 2003, 2101, 2301, 2102]),
+    ],
+)
+def test_what_fails_by_no_more_than_luck_is_tried_once_more(
+    tmp_path: Path, answers: str, limit: float, rates: list[float], seeds: list[int]
+) -> None:
+    limits = Scripted(tmp_path / "probes", {Mode.FULL: answers})
+    found = asyncio.run(limits.search(at, {Mode.FULL: 100.0}, factor=1.21, tries=5))
+    assert found.limits == {Mode.FULL: pytest.approx(limit)}
+    assert [rate for _, rate, _ in limits.asked] == pytest.approx(rates)
+    assert [seed for _, _, seed in limits.asked] == seeds
+
+
+def test_what_is_too_slow_is_not_tried_again_for_failing_seldom(tmp_path: Path) -> None:
+    limits = Scripted(tmp_path / "probes", {Mode.FULL: "ysy"})
+    limits_found = asyncio.run(limits.search(at, {Mode.FULL: 100.0}, factor=1.21, tries=3)).limits
+    assert limits_found == {Mode.FULL: 100.0}
+    assert [rate for _, rate, _ in limits.asked] == pytest.approx([100, 121, 100])
 
 
 def test_limits_are_told_as_they_were_sent_and_none_is_above_what_failed(tmp_path: Path) -> None:

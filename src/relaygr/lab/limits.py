@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from relaygr.errors import RelayError
 from relaygr.lab.bench import Bench
+from relaygr.lab.outcome import SUCCESS, Budgets
 from relaygr.lab.probe import Device, Probe, ProbeFile
 from relaygr.lab.search import bracket, climb, half_step, interleave
 from relaygr.serving.modes import Mode
@@ -21,6 +22,8 @@ _SETTLING_S: Final = 18.0
 """About what a probe takes beside its requests."""
 _HALF_STEPS: Final = 100
 """Tries before them, for their arrivals: more than any search has."""
+_AGAIN: Final = 200
+"""And before what is tried again."""
 
 
 class OutOfTime(RelayError):
@@ -88,6 +91,8 @@ class Limits:
     ) -> Found:
         """Search all of these modes side by side, each from its guess. Tries of one number have the same arrivals.
 
+        A try that fails by no more than luck may do is tried once more, with others. Without that, one bad moment on
+        the way up would end a search, and the sooner the more gradually a mode begins to fail.
         What was found, and seen to fail a step above, is tried half a step up at last, where there is time. Limits are
         told as they were `sent`, which rounds.
         """
@@ -96,7 +101,10 @@ class Limits:
 
         async def once(mode: Mode, value: float, turn: int) -> bool:
             sampled = 2 if mode is Mode.RELAY_HOST_EXTEND else 0
-            told = await self.told(at(mode, value).tried(turn + 1), sampled=sampled, **more)
+            probe = at(mode, value)
+            told = await self.told(probe.tried(turn + 1), sampled=sampled, **more)
+            if not told["within budgets"] and _may_be_luck(told, probe.budgets):
+                told = await self.told(probe.tried(_AGAIN + turn + 1), sampled=sampled, **more)
             if told["within budgets"]:
                 held[mode, value] = told
             else:
@@ -135,6 +143,12 @@ def guess_length(device: Device, at: At, mode: Mode, candidates: int, highest: f
     begin = highest if mode.keeps and returning else device.length_for(spent_ms / 1e3, candidates)
     holds = lambda length: bool(device.simulate(at(mode, length))["within budgets"])  # noqa: E731
     return bracket(holds, begin, highest=highest, tries=6)
+
+
+def _may_be_luck(told: Mapping[str, Any], budgets: Budgets) -> bool:
+    """Whether a probe that failed may be of traffic that holds: the 95% intervals of its figures reach there."""
+    slowest = told["ranking P99, 95%"]
+    return bool(told["failed, 95%"][0] < 1 - SUCCESS and (slowest is None or slowest[0] <= budgets.ranking_ms))
 
 
 def _line(probe: Probe, told: Mapping[str, Any]) -> str:
