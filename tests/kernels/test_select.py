@@ -1,5 +1,7 @@
 """How an append is best cut on a device: by what its kernel gives each multiprocessor."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -37,6 +39,12 @@ def test_a_page_of_a_head_for_every_multiprocessor(heads: int, head_dim: int, dt
     layout = PageLayout(8, heads, head_dim, dtype)
     assert append_grain(triton.TritonAttention(), layout, DEVICE) == grain
     assert append_grain(ReferenceAttention(), layout, DEVICE) == PAGE
+
+
+@pytest.mark.usefixtures("hopper")
+def test_of_a_kernel_that_is_not_ours_nothing_is_known() -> None:
+    other: Any = object()
+    assert append_grain(other, PageLayout(8, 4, 128, torch.bfloat16), DEVICE) == PAGE
 
 
 def test_other_devices_have_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,12 +23,11 @@ def attention_for(device: torch.device | str) -> Attention:
 def append_grain(attention: Attention, layout: PageLayout, device: torch.device) -> int:
     """Tokens of which each multiprocessor gets a page of one head, where an append works through its keys so: with the
     Hopper kernel. Rounded down to a power of two, which launches are captured for. A page elsewhere."""
-    if not replayable(attention):
+    if isinstance(attention, ReferenceAttention) or not has_triton():
         return PAGE
     from relaygr.kernels.triton import TritonAttention
 
-    assert isinstance(attention, TritonAttention)
-    if not attention.takes_hopper(device, layout.head_dim, layout.dtype):
+    if not isinstance(attention, TritonAttention) or not attention.takes_hopper(device, layout.head_dim, layout.dtype):
         return PAGE
     return PAGE << ((multiprocessors(device) // layout.heads | 1).bit_length() - 1)
 
