@@ -381,13 +381,19 @@ def run(commit: str, out: Path, rounds: int, seconds: float, parts: list[str], s
             console.print(row)
         save()
     if "calls" in parts:
-        result["calls"] = [row for case in CALLS if case[0] in shapes for row in run_on_uvloop(calls(*case, rounds))]
+        result["calls"] = []
+        for case in CALLS:
+            if case[0] in shapes:
+                result["calls"] += run_on_uvloop(calls(*case, rounds))
+                save()
         _print(console, f"{torch.cuda.get_device_name()}, bf16, medians of {rounds}", result["calls"])
-        save()
     if "loads" in parts:
-        result["loads"] = [row for case in LOADS if case[0] in shapes for row in run_on_uvloop(loads(*case, seconds))]
+        result["loads"] = []
+        for case in LOADS:
+            if case[0] in shapes:
+                result["loads"] += run_on_uvloop(loads(*case, seconds))
+                save()
         _print(console, "closed loops", result["loads"])
-        save()
     if "appends" in parts:
         chosen = [(shape, cases) for shape, cases in APPENDS.items() if shape in shapes]
         result["appends"] = [row for shape, cases in chosen for row in run_on_uvloop(appends(shape, cases))]
