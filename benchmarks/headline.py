@@ -297,7 +297,7 @@ class Headline:
             "stages_ms": [workload.retrieval_ms, workload.pre_processing_ms],
             "stage_spread": workload.stage_spread,
             "best": {mode.value: told for mode, told in found.best.items()},
-            "oracle": _checked(before.get("oracle"), checked),
+            "oracle": _checked(before, checked, self.commit),
             "memory": [group.config.device_cache, group.config.host_cache],
             "costs": asdict(plan.device.costs),
         }
@@ -313,10 +313,12 @@ class Headline:
         )
 
 
-def _checked(before: dict[str, Any] | None, now: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Of two comparisons with full inference the one to keep: what does not hold, else the larger one."""
-    told = [each for each in (before, now) if each is not None]
-    return min(told, key=lambda each: (each["holds"], -each["samples"]), default=None)
+def _checked(before: dict[str, Any], now: dict[str, Any] | None, commit: str) -> dict[str, Any] | None:
+    """The comparison with full inference to keep in a row: what does not hold, else the larger one, of this commit."""
+    if now is None or before.get("commit") != commit:
+        return now or before.get("oracle")
+    told = [each for each in (before.get("oracle"), now) if each is not None]
+    return min(told, key=lambda each: (each["holds"], -each["samples"]))
 
 
 def main() -> None:

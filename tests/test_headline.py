@@ -82,7 +82,9 @@ def test_a_comparison_is_not_lost_to_a_smaller_one_nor_a_failure_to_any(before: 
     told = [
         None if each is None else dict(zip(("samples", "holds"), each, strict=True)) for each in (before, now, kept)
     ]
-    assert headline._checked(told[0], told[1]) == told[2]
+    assert headline._checked({"commit": "a", "oracle": told[0]}, told[1], "a") == told[2]
+    assert headline._checked({"commit": "b", "oracle": told[0]}, told[1], "a") == (told[1] or told[0])
+    assert headline._checked({}, told[1], "a") == told[1]
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from relaygr.cli import app
 from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts
 from relaygr.lab.histories import Histories
+from relaygr.lab.estimates import share_interval
 from relaygr.lab.outcome import Budgets, Run
 from relaygr.lab.probe import Device, Probe
 from relaygr.lab.simulate import simulate
@@ -52,6 +53,18 @@ def test_a_cache_serves_those_who_return() -> None:
     found = run(Mode.CACHE, trace(reuse=0.8), Budgets(100.0))
     assert found.reused == pytest.approx(0.8, abs=0.1)
     assert found.pre_infer_share == 0.0
+
+
+def test_what_comes_back_from_host_memory_is_told() -> None:
+    requests = trace(reuse=0.8)
+    small = replace(CONFIG, device_cache="256MiB")
+    found = [
+        simulate(COSTS, PAGE_BYTES, config, requests, Mode.CACHE, Budgets(100.0), Tuning.of(BUDGETS, Mode.CACHE))
+        for config in (CONFIG, small, replace(small, host_cache="0"))
+    ]
+    some, more, none = (each.told(Budgets(100.0))["reloaded"] for each in found)
+    assert some < 0.1 < more < 0.8
+    assert none == 0.0
 
 
 def refreshed(*, lived_s: float | None) -> Run:
@@ -127,6 +140,11 @@ def test_a_run_that_cannot_hold_any_more_is_ended_and_does_not_hold() -> None:
     assert short.requests < whole.requests / 2
     assert not short.holds(BUDGETS)
     assert not whole.holds(BUDGETS)
+    assert short.planned == whole.requests
+    failed = sum(short.failed.values())
+    low, high = short.told(BUDGETS)["failed, 95%"]
+    assert low == share_interval(failed, whole.requests)[0], "the others might all have been answered"
+    assert high == share_interval(failed, short.requests)[1]
 
 
 def test_a_run_without_requests_holds_nothing() -> None:

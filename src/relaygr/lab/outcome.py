@@ -64,8 +64,12 @@ class Run:
     """The share of the time, over all devices."""
     pre_infer_share: float = 0.0
     """The same, with pre-inference."""
+    reloaded: float | None = None
+    """How many prefixes were brought back from host memory for each request. None: not known."""
     cut_short: bool = False
     """Whether it was ended because too many had failed for it to hold."""
+    planned: int = 0
+    """Requests that were to be sent, where it was cut short."""
     behind_ms: float | None = None
     """How late the sender itself was, at P99: what it could not do in time is not the engine's. None: not known."""
 
@@ -107,6 +111,9 @@ class Run:
         """In plain values."""
         ranking, pipeline, requests = self.ranking_ms, self.pipeline_ms, self.requests
         failed = requests - len(ranking)
+        interval = share_interval(failed, requests)
+        if self.cut_short:  # it ended with a failure: those that were not sent might all have been answered
+            interval = share_interval(failed, max(self.planned, requests))[0], interval[1]
         precision, recall = self.trigger()
         return {
             "mode": self.mode.value,
@@ -114,13 +121,14 @@ class Run:
             "within budgets": self.holds(budgets),
             "cut short": self.cut_short,
             "failed": failed / requests if requests else 0.0,
-            "failed, 95%": list(share_interval(failed, requests)),
+            "failed, 95%": list(interval),
             "failures": dict(self.failed),
             "ranking P50": _p(ranking, 50),
             "ranking P99": _p(ranking, 99),
             "ranking P99, 95%": list(percentile_interval(ranking, 99)) if ranking else None,
             "pipeline P99": _p(pipeline, 99),
             "reuse": self.reused,
+            "reloaded": self.reloaded,
             "device busy": self.device_busy,
             "pre-inference": self.pre_infer_share,
             "sender late P99": self.behind_ms,

@@ -134,13 +134,15 @@ class _Counts:
     pre_infer_s: float
     from_nothing: int
     left: int
+    reloads: int
 
     @staticmethod
     def of(engine: Engine) -> "_Counts":
         counts, status = engine.counts(), engine.status()
         made = counts.sources.get(Source.NOTHING, 0)
         now = engine.clock.now()
-        return _Counts(now, status.device_busy_s, counts.pre_infer_busy_s, made, status.resident_left_by_earlier)
+        left = status.resident_left_by_earlier
+        return _Counts(now, status.device_busy_s, counts.pre_infer_busy_s, made, left, counts.reloads)
 
 
 class _Driver:
@@ -167,10 +169,11 @@ class _Driver:
         self._before: _Counts | None = None
         self._behind: list[float] = []
         self.failed = 0
-        self.may_fail = (1 - SUCCESS) * int((trace.at >= 0).sum())
+        self._planned = int((trace.at >= 0).sum())
+        self.may_fail = (1 - SUCCESS) * self._planned
 
     def cut_short(self) -> None:
-        self._run.cut_short = True
+        self._run.cut_short, self._run.planned = True, self._planned
 
     async def request(self, index: int, start: float) -> None:
         """One request, from its arrival to its answer."""
@@ -244,6 +247,7 @@ class _Driver:
         if before is not None and run.requests:
             wall = max(now.at - before.at, 1e-9)
             run.reused = max(0.0, 1 - (now.from_nothing - before.from_nothing) / run.requests)
+            run.reloaded = (now.reloads - before.reloads) / run.requests
             run.resident_left = now.left - before.left
             run.device_busy = (now.busy_s - before.busy_s) / wall
             run.pre_infer_share = (now.pre_infer_s - before.pre_infer_s) / wall
