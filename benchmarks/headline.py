@@ -313,7 +313,7 @@ class Headline:
         )
 
 
-def _checked(before: dict[str, Any], now: dict[str, Any] | None, commit: str) -> dict[str, Any] | None:
+def _checked(before: dict[str, Any], now: dict[str, Any] | None, commit: str | None) -> dict[str, Any] | None:
     """The comparison with full inference to keep in a row: what does not hold, else the larger one, of this commit."""
     if now is None or before.get("commit") != commit:
         return now or before.get("oracle")
