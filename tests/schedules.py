@@ -22,7 +22,7 @@ from relaygr.engine.faults import Faults, FaultyExecutor
 from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel, simulated_scores
 from relaygr.engine.step import Capacity, Executor, Model, PageCopy, Served, Step
 from relaygr.engine.torch_executor import TorchExecutor
-from relaygr.errors import DeadlineExceeded, Unavailable
+from relaygr.errors import DeadlineExceeded, Overloaded, Unavailable
 from relaygr.history import PAGE
 from relaygr.model import RankingModel, build_model
 from relaygr.model.config import Family
@@ -204,8 +204,8 @@ class Schedule:
         deadline = self.deadline(engine)
         try:
             ranked = await engine.rank(user, history, candidates, context=context, request=request, deadline=deadline)
-        except DeadlineExceeded:
-            self.report.errors["DeadlineExceeded"] += 1
+        except (DeadlineExceeded, Overloaded) as error:
+            self.report.errors[type(error).__name__] += 1
             assert deadline is not None, "no deadline was set"
         except Unavailable:
             self.report.errors["Unavailable"] += 1

@@ -1,14 +1,16 @@
 """Every call ends by its deadline; what cannot be there in time is late, or cut to what can."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
 
 from behaviours import numbered
-from engines import COSTS, WatchedDevice, in_virtual_time, opened
+from engines import COSTS, Bench, WatchedDevice, in_virtual_time, opened
 from relaygr import Path, PreInferOutcome
-from relaygr.errors import DeadlineExceeded
+from relaygr.errors import DeadlineExceeded, Overloaded
 from relaygr.history import PAGE
 
 
@@ -182,3 +184,79 @@ async def test_ranks_on_their_prefix_are_not_late_for_those_that_cannot_be_in_ti
         assert bench.now - began < 0.1 * within, "it was behind work that is of use to nobody"
         ended = await asyncio.gather(*crowd, return_exceptions=True)
         assert all(isinstance(end, DeadlineExceeded) for end in ended)
+
+
+async def offered(bench: Bench, times: float, work_s: float, call: Callable[[int], Awaitable[object]]) -> Counter[str]:
+    """Calls as often as so many times what the device can do, for a while; what became of them.
+
+    Refusals must come at once.
+    """
+    count, ended, at_once = int(times * 0.5 / work_s), Counter[str](), list[bool]()
+
+    async def one(k: int) -> None:
+        await asyncio.sleep(k * work_s / times)
+        began = bench.now
+        try:
+            await call(k)
+        except DeadlineExceeded:
+            ended["DeadlineExceeded"] += 1
+        except Overloaded:
+            ended["Overloaded"] += 1
+            at_once.append(bench.now == began)
+        else:
+            ended["answered"] += 1
+
+    await asyncio.gather(*(one(k) for k in range(count)))
+    assert all(at_once)
+    return ended
+
+
+@pytest.mark.parametrize("times", [1.2, 2.0, 5.0])
+@in_virtual_time
+async def test_more_than_the_device_can_do_is_refused_at_once_and_the_rest_is_answered(times: float) -> None:
+    work_s = COSTS.step + 400 * COSTS.token + 3 * COSTS.candidate
+    async with opened(spare=200, step_ms=work_s * 1e3) as bench:
+        ended = await offered(
+            bench, times, work_s, lambda k: bench.rank(f"u{k}", numbered(400, salt=k), within=10 * work_s)
+        )
+    assert ended["answered"] >= 0.9 * 0.5 / work_s, ended
+    assert ended["DeadlineExceeded"] <= 0.05 * ended["answered"], ended
+
+
+@pytest.mark.parametrize("times", [1.2, 3.0])
+@in_virtual_time
+async def test_scores_beyond_what_the_device_can_do_are_refused_too(times: float) -> None:
+    many = 1000
+    work_s = COSTS.step + many * COSTS.candidate
+    async with opened(spare=20, step_ms=work_s * 1e3) as bench:
+        await bench.rank("u", numbered(200))
+        ended = await offered(
+            bench, times, work_s, lambda _: bench.rank("u", numbered(200), candidates=many, within=10 * work_s)
+        )
+    assert ended["answered"] >= 0.9 * 0.5 / work_s, ended
+    assert ended["DeadlineExceeded"] <= 0.05 * ended["answered"], ended
+
+
+@in_virtual_time
+async def test_behind_a_single_other_a_rank_is_tried_however_unlikely_it_is_to_be_in_time() -> None:
+    async with opened(spare=20, step_ms=100.0) as bench:
+        needs = COSTS.step + 400 * COSTS.token + 3 * COSTS.candidate
+        first = asyncio.create_task(bench.rank("u1", numbered(400, salt=1)))
+        await asyncio.sleep(0.1 * needs)
+        began = bench.now
+        with pytest.raises(DeadlineExceeded):
+            await bench.rank("u2", numbered(400, salt=2), within=1.5 * needs)
+        assert bench.now == pytest.approx(began + 1.5 * needs)
+        assert (await first).path is Path.FULL
+
+
+@in_virtual_time
+async def test_what_is_in_flight_counts_for_as_long_as_it_will_still_take() -> None:
+    async with opened(spare=20, step_ms=100.0) as bench:
+        needs = COSTS.step + 400 * COSTS.token + 3 * COSTS.candidate
+        rank, began = asyncio.create_task(bench.rank("u1", numbered(400))), bench.now
+        for part in (0.01, 0.25, 0.5, 0.9):
+            await asyncio.sleep(began + part * needs - bench.now)
+            assert bench.engine.status().wait_ms == pytest.approx((1 - part) * needs * 1e3, rel=0.02)
+        await rank
+        assert bench.engine.status().wait_ms == 0.0

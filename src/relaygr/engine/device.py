@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from relaygr.clock import Clock
 from relaygr.engine.cost import CostModel
 from relaygr.engine.step import Executor, PageCopy, Step, StepResult
 
@@ -21,16 +22,19 @@ Copy = Callable[[PageCopy, Ended], None]
 class Device:
     """Launches steps and copies, learns what they cost, and counts faults. Callbacks come on the event loop."""
 
-    def __init__(self, executor: Executor, cost: CostModel, turn_soon: Callable[[], None]) -> None:
+    def __init__(self, executor: Executor, cost: CostModel, clock: Clock, turn_soon: Callable[[], None]) -> None:
         self.faults: Counter[str] = Counter()
         self.busy_s = 0.0
         self.copies = 0
         """Copies in flight."""
         self._executor = executor
         self._cost = cost
+        self._clock = clock
         self._turn_soon = turn_soon
         self._steps: deque[float] = deque()
         """Predicted seconds of each step in flight."""
+        self._began = 0.0
+        """When the first of them was begun."""
         self._changed = asyncio.Event()
 
     @property
@@ -43,16 +47,21 @@ class Device:
         return len(self._steps) < self._executor.depth
 
     @property
-    def queued_s(self) -> float:
-        """What the steps in flight were predicted to take."""
-        return sum(self._steps)
+    def left_s(self) -> float:
+        """What the steps in flight will still take, as far as that was predicted."""
+        if not self._steps:
+            return 0.0
+        return sum(self._steps) - min(self._clock.now() - self._began, self._steps[0])
 
     def launch(self, step: Step, predicted_s: float, features: Sequence[float], ended: StepEnded) -> None:
         """Run the step. `ended` gets its result, or None and the error."""
+        if not self._steps:
+            self._began = self._clock.now()
         self._steps.append(predicted_s)
 
         def finished(future: "asyncio.Future[StepResult]") -> None:
             self._steps.popleft()
+            self._began = self._clock.now()
             error = _error_of(future)
             result = None if error is not None else future.result()
             if result is None:

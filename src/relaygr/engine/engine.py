@@ -294,7 +294,7 @@ class Engine:
             builds_under_way=sum(1 for _ in loop.builds),
             steps_in_flight=loop.device.steps,
             copies_in_flight=loop.device.copies,
-            wait_ms=loop.wait_s() * 1e3,
+            wait_ms=loop.queue.wait_s() * 1e3,
             device_busy_s=loop.device.busy_s,
             written_back=loop.write_back.written,
             write_back_waiting=len(loop.write_back.queue),
@@ -321,7 +321,7 @@ class Engine:
     def pulse(self) -> tuple[float, int]:
         """What every reply carries: milliseconds a rank without hurry would wait now, and the cost model's version."""
         loop = self._open_loop()
-        return loop.wait_s() * 1e3, loop.cost.version
+        return loop.queue.wait_s() * 1e3, loop.cost.version
 
     def _open_loop(self) -> EngineLoop:
         if self._loop is None:

@@ -6,7 +6,6 @@ may be launched as soon as the last chunk of its prefix is; whether that succeed
 
 import asyncio
 import itertools
-import math
 from collections import Counter
 from typing import Final
 
@@ -65,18 +64,20 @@ class EngineLoop:
         self.pre_infer_busy_s = 0.0
         """Of the device's busy seconds: those of pre-inference."""
         orders = itertools.count()
-        self.device = Device(executor, cost, self._turn_soon)
+        self.device = Device(executor, cost, clock, self._turn_soon)
         self.builds = Builds(
             tier, host, cost, self.device.copy, self._build_ended, self._whole, config.accept_epochs, orders
         )
-        self.ranks = Ranks(tier, self.builds, cost, clock, self._choose, self.wait_s, config.on_miss)
+        step_s = config.step_ms / 1e3
+        self.ranks = Ranks(tier, self.builds, cost, clock, self._choose, self.device, step_s, config.on_miss)
+        self.queue = self.ranks.queue
         self.claims = Claims(tier.pool, config.lease_s, self._claim_ended)
         queue = WriteBackQueue(config.write_back_queue)
         self.visits = Visits((tier, host), cost, clock)
         self.write_back = WriteBack(tier, host, queue, self.device.copy, self.visits.last)
         self._accept_epochs = config.accept_epochs
         self._options = Options(tier, host, cost, clock, config.accept_epochs, extend=config.reuse == "extend")
-        self._scheduler = Scheduler(cost, config.step_ms / 1e3)
+        self._scheduler = Scheduler(cost, step_s)
         leased = 0.0 if config.reuse == "none" else config.lease_share
         self._admission = Admission(tier.pool.total, reserve_pages, leased, config.pre_infer_share)
         self._backlog = Backlog(config.pre_infer_share)
@@ -92,13 +93,6 @@ class EngineLoop:
     def next_order(self) -> int:
         """Ties between equal deadlines go to whoever came first."""
         return next(self._orders)
-
-    def wait_s(self, due: float = math.inf) -> float:
-        """How long work due then would wait for the device: what is in flight, and all that is due before it and can
-        still be in time."""
-        wait, now = self.device.queued_s, self._clock.now()
-        wait += sum(build.cost_s for build in self.builds if build.due <= due and not build.hopeless(now))
-        return wait + sum(rank.cost_s for rank in self.ranks.ready if rank.due <= due)
 
     def rank(self, rank: Rank) -> None:
         """Take a rank; `leave` must follow."""
@@ -271,7 +265,7 @@ class EngineLoop:
     def _choose(self, work: Rank | PreInfer, due: float, needed: float) -> tuple[Option, Build | None]:
         """How to get the prefix this work needs, and the build to join where that is the way."""
         joined = self.builds.joinable(work.user, work.lineage, work.history)
-        option = self._options.choose(work, joined, self.wait_s, due, needed, self.device.copies)
+        option = self._options.choose(work, joined, self.queue.wait_s, due, needed, self.device.copies)
         return option, joined if option.source is Source.IN_FLIGHT else None
 
     def _usable(self, lineage: Lineage) -> bool:

@@ -20,9 +20,11 @@ from relaygr.clock import Clock
 from relaygr.config import OnMiss
 from relaygr.engine.builds import Builds
 from relaygr.engine.cost import CostModel
+from relaygr.engine.device import Device
 from relaygr.engine.outcomes import Path, Ranked, Timings
+from relaygr.engine.queue import Queue
 from relaygr.engine.work import Build, PreInfer, Rank
-from relaygr.errors import DeadlineExceeded, HistoryNeeded, Unavailable
+from relaygr.errors import DeadlineExceeded, HistoryNeeded, Overloaded, Unavailable
 from relaygr.history import KnownHistory
 from relaygr.shown import shown
 
@@ -30,6 +32,8 @@ __all__ = ["Choose", "Ranks", "resident"]
 
 MAX_ATTEMPTS: Final = 8
 """How often a rank is tried on a device that fails before it is told so."""
+DOUBT: Final = 0.1
+"""How much longer than predicted what waits may take: a rank that is late by a hair has cost as much as one in time."""
 SAFETY: Final = 0.8
 """The share of the time left that a truncated rank is cut to fit."""
 
@@ -54,10 +58,11 @@ class Ranks:
         cost: CostModel,
         clock: Clock,
         choose: Choose,
-        wait_s: Callable[[float], float],
+        device: Device,
+        step_s: float,
         on_miss: OnMiss,
     ) -> None:
-        """`wait_s`: how long work that is due then waits for the device."""
+        """`step_s`: about how long steps are."""
         self.paths: Counter[Path] = Counter()
         self.ready: dict[Rank, None] = {}
         """To score: their prefixes are there, or will be by the time the step reaches them."""
@@ -71,7 +76,7 @@ class Ranks:
         self._cost = cost
         self._clock = clock
         self._choose = choose
-        self._wait_s = wait_s
+        self.queue = Queue(device, builds, self.ready, cost, clock, step_s)
         self._on_miss = on_miss
 
     def __len__(self) -> int:
@@ -133,6 +138,8 @@ class Ranks:
             self._ask(rank, "is not cached")
         elif self._on_miss == "truncate" and option.ready > needed:
             self._truncate(rank)
+        elif self._crowded_out(rank, option, joined, needed):
+            rank.future.set_exception(Overloaded(f"too much waits for the device to rank {shown(rank.user)} in time"))
         elif option.source is Source.RESIDENT:
             self._tier.touch(rank.user)
             self._builds.sources[option.source] += 1
@@ -149,6 +156,25 @@ class Ranks:
             else:
                 rank.build = joined
                 joined.waiting.append(rank)
+
+    def _crowded_out(self, rank: Rank, option: Option, joined: Build | None, needed: float) -> bool:
+        """Whether it would be late for no other reason than what waits in front of it: better told at once.
+
+        To try it all the same would make those late that come behind it, and they those behind them. Where nobody else
+        waits there is no harm in trying, however likely it is to fail.
+        """
+        resident = option.source is Source.RESIDENT
+        if rank.deadline == math.inf or (self._on_miss == "truncate" and not resident):
+            return False
+        if resident:
+            others = self.queue.scores_before_s(rank.due)
+            ready = option.ready + self.queue.in_flight_s + others
+        else:
+            others, ready = self.queue.before_s(rank.due), option.ready
+            if joined is not None and joined.due <= rank.due:
+                others -= self.queue.share_s(joined)
+        alone = ready - self.queue.in_flight_s - others
+        return others > 1e-9 and ready + DOUBT * others > needed >= alone
 
     def again(self, rank: Rank) -> None:
         """Something this rank relied on failed: a miss. Resolve it anew."""
@@ -219,7 +245,7 @@ class Ranks:
             self._ask(rank, "is late")
             return
         left = SAFETY * (rank.deadline - self._clock.now()) / self._cost.margin
-        left -= self._wait_s(rank.due) + self._cost.step_s
+        left -= self.queue.wait_s(rank.due) + self._cost.step_s
         context, candidates = rank.lineage.context_tokens, len(rank.candidates)
         length = self._cost.longest_cut(len(rank.history), context, candidates, left)
         rank.path = Path.TRUNCATED

@@ -146,6 +146,11 @@ class Build:
         return now + self.cost_s > max(rank.deadline - rank.cost_s for rank in self.ranks)
 
     @property
+    def scoring_s(self) -> float:
+        """Device time that its ranks will need behind it; none where they are ready to be scored."""
+        return 0.0 if self.all_launched else sum([rank.cost_s for rank in self.ranks if not rank.over])
+
+    @property
     def ended(self) -> bool:
         return self.state in (BuildState.DONE, BuildState.FAILED, BuildState.ABANDONED)
 

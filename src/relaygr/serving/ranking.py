@@ -176,6 +176,10 @@ class RelayRanking:
                     self.retries["unavailable"] += 1
                     slot = None
                     continue
+                except Overloaded:
+                    if forecast is not None and slot is None:  # by its deadline it would not have been there
+                        self.trigger.learn(forecast, Path.FULL, (deadline - began) * 1e3)
+                    raise
                 except (DeadlineExceeded, asyncio.CancelledError):
                     late = self._clock.now() >= deadline - LATE_S  # whoever gave it up; else its client has gone
                     if late and forecast is not None and slot is None:  # on its own, and it took longer than this
