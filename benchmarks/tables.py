@@ -81,6 +81,21 @@ def gpu_loads() -> str:
     return "\n".join(lines)
 
 
+def overload() -> str:
+    """Requests answered in time where more come than the device can serve, simulated."""
+    figures = _result("overload-simulated")["figures"]
+    before = {(row["mode"], row["times"]): row["answered"] for row in figures["before"]["rows"]}
+    lines = ["| of the mode's limit | `full` | `cache` | relay |", "|---|---|---|---|"]
+    for times in dict.fromkeys(row["times"] for row in figures["rows"]):
+        rows = {row["mode"]: row for row in figures["rows"] if row["times"] == times}
+        cells = [
+            f"{row['answered']:.0f} of {row['rate']:.0f} ({before[mode, times]:.0f})"
+            for mode, row in ((mode, rows[mode]) for mode, _, _ in MODES)
+        ]
+        lines.append(f"| {times:g} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def next_items() -> str:
     """MovieLens-1M beside what was published."""
     result = _result("quality-ml-1m")
@@ -356,7 +371,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"headline": headline_on_gpu, "gpu-calls": gpu_calls, "length": length, "next-items": next_items},
     "docs/lab.md": {"headline": headline, "sensitivity": sensitivity},
     "docs/kernels.md": {"kernel-targets": kernel_targets},
-    "docs/engine.md": {"gpu-targets": gpu_targets, "gpu-loads": gpu_loads},
+    "docs/engine.md": {"gpu-targets": gpu_targets, "gpu-loads": gpu_loads, "overload": overload},
     "docs/relay.md": {"serving": serving, "soak": soak},
     "docs/ray.md": {"ray-paths": ray_paths, "ray-cluster": ray_cluster},
     "docs/training.md": {
