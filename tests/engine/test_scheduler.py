@@ -248,6 +248,29 @@ def test_a_long_build_goes_on_behind_ranks_that_leave_little_time(events: asynci
     assert plan.appends == [(build, 0, PAGE)]
 
 
+@pytest.mark.parametrize(
+    ("deadline", "in_flight_s", "pages"),
+    [
+        (1.0, 0.0, 5),
+        (6e-3, 0.0, 3),
+        (3e-3, 0.0, 1),
+        (2e-3, 0.0, 0),
+        (1e-3, 0.0, 5),  # it is late anyhow
+        (10e-3, 4e-3, 3),
+    ],
+)
+def test_what_is_packed_with_a_rank_does_not_make_it_late(
+    events: asyncio.AbstractEventLoop, deadline: float, in_flight_s: float, pages: int
+) -> None:
+    """A step with the rank alone takes 1.1 ms, a page 1.3."""
+    work = Work(events, step_s=8e-3, now=0.0)
+    rank, build = work.ready(due=deadline), work.build(due=2.0, tokens=LONGEST)
+    plan = Scheduler(work.cost, work.step_s).plan(work.builds, work.ranks, work.now, in_flight_s)
+    assert plan is not None
+    assert plan.scores == [rank]
+    assert plan.appends == ([(build, 0, pages * PAGE)] if pages else [])
+
+
 @given(st.data())
 def test_a_step_is_as_full_as_it_can_be_in_that_order(events: asyncio.AbstractEventLoop, data: st.DataObject) -> None:
     work = draw_work(data, events)

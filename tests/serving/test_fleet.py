@@ -148,7 +148,7 @@ def test_the_fleet_is_what_it_says() -> None:
 
 @in_virtual_time
 async def test_ranks_that_are_late_together_are_signalled_the_next_time(tmp_path: FilePath) -> None:
-    """Each by itself keeps to its budget, so none is at risk; all at once most are late, and that is learned from."""
+    """Each by itself keeps to its budget, so none is at risk; all at once most would be late, and that is learned."""
     async with fleet(tmp_path, instances=1, on_miss="full") as here:
         length = int(0.6 * BUDGETS.ranking_ms / 1e3 / COSTS.token)
         for number in range(200):
@@ -156,7 +156,7 @@ async def test_ranks_that_are_late_together_are_signalled_the_next_time(tmp_path
         first = [here.recommend(f"u{number}") for number in range(20)]
         await asyncio.gather(*first)
         assert here.trigger.decisions == {Decision.NOT_AT_RISK: 20}
-        assert here.refused["DeadlineExceeded"] > 10
+        assert here.refused.total() > 10
         for burst in range(1, 10):
             await asyncio.sleep(5.0)  # the queue is gone, and so is what was heard of it
             users = [f"u{number}" for number in range(20 * burst, 20 * burst + 20)]

@@ -13,9 +13,10 @@ import pytest
 from oracle import assert_scores, oracle_scores
 from relaygr import Candidates, Decision, Engine, EngineConfig, History, Path, build_model
 from relaygr.clock import RealClock
-from relaygr.errors import InvalidInput, Unavailable
+from relaygr.errors import InvalidInput, Overloaded, Unavailable
 from relaygr.history import LmdbStore
 from relaygr.relay import Evidence, Health, Membership, Router, RouterConfig, Trigger, TriggerConfig, TriggerMode
+from relaygr.serving.client import Response
 from relaygr.serving.engine_server import serve_engine
 from relaygr.serving.http import Reply, Request
 from relaygr.serving.instance import InstanceApp
@@ -222,5 +223,30 @@ def test_what_an_instance_refuses_is_the_callers_error_and_no_reason_to_go_elsew
             await relay.rank("user-1", history=bad)
         assert not relay.ranking.retries
         assert relay.ranking.membership.placeable == SLOTS
+
+    run(tmp_path, test)
+
+
+def test_the_trigger_learns_from_a_refusal_that_the_rank_would_have_been_late_unless_it_was_signalled(
+    tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(relay: Relay) -> None:
+        await relay.ranking.probe()
+        slot = (await relay.rank("user-1")).slot
+        learned: list[tuple[Path, float]] = []
+        monkeypatch.setattr(relay.ranking.trigger, "learn", lambda _, path, took_ms: learned.append((path, took_ms)))
+
+        async def refuses(*_: Any) -> Response:
+            return Response(429, {"content-type": "application/json"}, b'{"error": "Overloaded", "message": "busy"}')
+
+        monkeypatch.setattr(relay.ranking, "_post", refuses)
+        with pytest.raises(Overloaded):
+            await relay.rank("user-1", slot)
+        assert not learned
+        with pytest.raises(Overloaded):
+            await relay.rank("user-1")
+        ((path, took),) = learned
+        assert path is Path.FULL
+        assert took == pytest.approx(20_000, abs=2_000), "all the time that it had"
 
     run(tmp_path, test)

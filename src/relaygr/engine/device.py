@@ -1,7 +1,8 @@
 """The executor as the loop sees it: what is in flight, what it will take, how it ended."""
 
 import asyncio
-from collections import Counter, deque
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,8 +32,9 @@ class Device:
         self._cost = cost
         self._clock = clock
         self._turn_soon = turn_soon
-        self._steps: deque[float] = deque()
-        """Predicted seconds of each step in flight."""
+        self._numbers = itertools.count()
+        self._steps: dict[int, float] = {}
+        """Predicted seconds of each step in flight, in the order of their launch."""
         self._began = 0.0
         """When the first of them was begun."""
         self._changed = asyncio.Event()
@@ -51,17 +53,20 @@ class Device:
         """What the steps in flight will still take, as far as that was predicted."""
         if not self._steps:
             return 0.0
-        return sum(self._steps) - min(self._clock.now() - self._began, self._steps[0])
+        first = next(iter(self._steps.values()))
+        return sum(self._steps.values()) - min(self._clock.now() - self._began, first)
 
     def launch(self, step: Step, predicted_s: float, features: Sequence[float], ended: StepEnded) -> None:
         """Run the step. `ended` gets its result, or None and the error."""
+        number = next(self._numbers)
         if not self._steps:
             self._began = self._clock.now()
-        self._steps.append(predicted_s)
+        self._steps[number] = predicted_s
 
         def finished(future: "asyncio.Future[StepResult]") -> None:
-            self._steps.popleft()
-            self._began = self._clock.now()
+            if number == next(iter(self._steps)):  # not one that the device did not even take
+                self._began = self._clock.now()
+            del self._steps[number]
             error = _error_of(future)
             result = None if error is not None else future.result()
             if result is None:

@@ -160,7 +160,8 @@ class Engine:
     ) -> Ranked:
         """Score the candidates on all of this history, by the cheapest way that is in time.
 
-        `deadline` is absolute on `engine.clock`; past it DeadlineExceeded is raised. `history` is all of it, each time;
+        `deadline` is absolute on `engine.clock`; past it DeadlineExceeded is raised, and Overloaded at once where what
+        waits for the device would make this one late. `history` is all of it, each time;
         a KnownHistory stands for one whose prefix is likely cached, and raises HistoryNeeded where it is not.
         """
         return await self.begin_rank(user, history, candidates, context=context, request=request, deadline=deadline)

@@ -256,7 +256,8 @@ class EngineLoop:
             self.host.pool.grow(self._executor.host_pages)
         self.ranks.feed_starved()
         while self.device.wants_more:
-            plan = self._scheduler.plan(self.builds.runnable(), self.ranks.ready, self._clock.now())
+            now, in_flight_s = self._clock.now(), self.device.left_s
+            plan = self._scheduler.plan(self.builds.runnable(), self.ranks.ready, now, in_flight_s)
             if plan is None:
                 break
             self._launch(plan)

@@ -13,7 +13,8 @@ __all__ = ["Queue"]
 
 
 class Queue:
-    """Sums of predicted device time over what is in flight, the builds, and the ranks ready to be scored."""
+    """Sums of predicted device time, in the scheduler's order: scores, then appends, then what can no longer be in
+    time, which counts for nobody."""
 
     def __init__(
         self, device: Device, builds: Builds, ready: Iterable[Rank], cost: CostModel, clock: Clock, step_s: float
@@ -26,29 +27,37 @@ class Queue:
         self._clock = clock
         self._step_s = step_s
 
-    @property
-    def in_flight_s(self) -> float:
-        return self._device.left_s
-
     def wait_s(self, due: float = math.inf) -> float:
-        """How long work due then would wait: what is in flight, and all that is in front of it."""
-        return self.in_flight_s + self.before_s(due)
+        """How long an append due then would wait: for what is in flight, and for all that comes before it."""
+        return self._device.left_s + self.before_append_s(due)
 
-    def before_s(self, due: float) -> float:
-        """Of all that is not in flight, is due before then, and can still be in time."""
-        now, builds = self._clock.now(), [build for build in self._builds if build.due <= due]
-        work_s = sum([build.cost_s + build.scoring_s for build in builds if not build.hopeless(now)])
-        return self._in_steps(work_s) + self.scores_before_s(due)
+    def before_append_s(self, due: float, but: Build | None = None) -> float:
+        """Of all that is not in flight and comes before an append due then, `but` for this build's own tokens."""
+        now = self._clock.now()
+        work_s = sum([
+            build.scoring_s + (0.0 if build is but else build.cost_s)
+            for build in self._builds
+            if build.due <= due and not build.hopeless(now)
+        ])  # fmt: skip
+        work_s += sum([
+            rank.cost_s
+            for rank in self._ready
+            if (rank.deadline < math.inf or rank.due <= due) and not rank.hopeless(now)
+        ])  # fmt: skip
+        return self.in_steps(work_s)
 
-    def scores_before_s(self, due: float) -> float:
-        """Of the scores that come before those of a rank due then."""
-        return self._in_steps(sum([rank.cost_s for rank in self._ready if rank.due <= due]))
+    def before_score_s(self, due: float) -> float:
+        """Of all that is not in flight and comes before a score due then: scores that have a deadline before it."""
+        now = self._clock.now()
+        return self.in_steps(
+            sum([
+                rank.cost_s
+                for rank in self._ready
+                if rank.due <= due and rank.deadline < math.inf and not rank.hopeless(now)
+            ])
+        )  # fmt: skip
 
-    def share_s(self, build: Build) -> float:
-        """Of this build and the ranks that wait for it alone."""
-        return self._in_steps(build.cost_s + build.scoring_s)
-
-    def _in_steps(self, work_s: float) -> float:
-        """With what every step costs by itself."""
+    def in_steps(self, work_s: float) -> float:
+        """This much work with what every step costs by itself."""
         fixed = self._cost.step_s
         return work_s * (1 + fixed / max(self._step_s - fixed, fixed, 1e-9))

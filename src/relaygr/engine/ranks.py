@@ -25,7 +25,7 @@ from relaygr.engine.outcomes import Path, Ranked, Timings
 from relaygr.engine.queue import Queue
 from relaygr.engine.work import Build, PreInfer, Rank
 from relaygr.errors import DeadlineExceeded, HistoryNeeded, Overloaded, Unavailable
-from relaygr.history import KnownHistory
+from relaygr.history import PAGE, KnownHistory
 from relaygr.shown import shown
 
 __all__ = ["Choose", "Ranks", "resident"]
@@ -33,7 +33,7 @@ __all__ = ["Choose", "Ranks", "resident"]
 MAX_ATTEMPTS: Final = 8
 """How often a rank is tried on a device that fails before it is told so."""
 DOUBT: Final = 0.1
-"""How much longer than predicted what waits may take: a rank that is late by a hair has cost as much as one in time."""
+"""How much longer than predicted what waits may take: predictions are right within some percent."""
 SAFETY: Final = 0.8
 """The share of the time left that a truncated rank is cut to fit."""
 
@@ -76,6 +76,7 @@ class Ranks:
         self._cost = cost
         self._clock = clock
         self._choose = choose
+        self._device = device
         self.queue = Queue(device, builds, self.ready, cost, clock, step_s)
         self._on_miss = on_miss
 
@@ -139,7 +140,8 @@ class Ranks:
         elif self._on_miss == "truncate" and option.ready > needed:
             self._truncate(rank)
         elif self._crowded_out(rank, option, joined, needed):
-            rank.future.set_exception(Overloaded(f"too much waits for the device to rank {shown(rank.user)} in time"))
+            kind = Unavailable if rank.attempts else Overloaded  # it would be in time, had the device not failed
+            rank.future.set_exception(kind(f"too much waits for the device to rank {shown(rank.user)} in time"))
         elif option.source is Source.RESIDENT:
             self._tier.touch(rank.user)
             self._builds.sources[option.source] += 1
@@ -163,18 +165,19 @@ class Ranks:
         To try it all the same would make those late that come behind it, and they those behind them. Where nobody else
         waits there is no harm in trying, however likely it is to fail.
         """
-        resident = option.source is Source.RESIDENT
-        if rank.deadline == math.inf or (self._on_miss == "truncate" and not resident):
+        if rank.deadline == math.inf or (self._on_miss == "truncate" and option.source is not Source.RESIDENT):
             return False
-        if resident:
-            others = self.queue.scores_before_s(rank.due)
-            ready = option.ready + self.queue.in_flight_s + others
-        else:
-            others, ready = self.queue.before_s(rank.due), option.ready
-            if joined is not None and joined.due <= rank.due:
-                others -= self.queue.share_s(joined)
-        alone = ready - self.queue.in_flight_s - others
-        return others > 1e-9 and ready + DOUBT * others > needed >= alone
+        now, due, work_s = self._clock.now(), rank.due, option.device_s
+        if joined is not None:  # this rank waits for what is left of it
+            work_s += joined.cost_s
+            due = min(due, joined.due) if joined.prefix.length == len(rank.history) else due
+        arrives = now
+        if option.source is Source.HOST:
+            arrives += self._cost.copy_s(-(-(rank.lineage.context_tokens + option.base) // PAGE))
+        others = self.queue.before_append_s(due, joined) if work_s else self.queue.before_score_s(due)
+        own = self.queue.in_steps(work_s)
+        ready = max(arrives, now + self._device.left_s + others) + own
+        return others > 0 and ready + DOUBT * others > needed >= arrives + own
 
     def again(self, rank: Rank) -> None:
         """Something this rank relied on failed: a miss. Resolve it anew."""

@@ -12,6 +12,7 @@ import bisect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from relaygr.engine.cost import CostModel
 from relaygr.engine.step import Served
@@ -19,6 +20,9 @@ from relaygr.engine.work import Build, Rank
 from relaygr.history import PAGE
 
 __all__ = ["Plan", "Scheduler"]
+
+_OF_DEADLINE: Final = 0.9
+"""The share of a rank's time that its step may be filled up to: predictions are right within some percent."""
 
 
 @dataclass
@@ -41,12 +45,13 @@ class Scheduler:
         self._cost = cost
         self._step_s = step_s
 
-    def plan(self, builds: Iterable[Build], ranks: Iterable[Rank], now: float) -> Plan | None:
-        """The next step, or None if there is nothing to run.
+    def plan(self, builds: Iterable[Build], ranks: Iterable[Rank], now: float, in_flight_s: float = 0.0) -> Plan | None:
+        """The next step, or None if there is nothing to run. It begins when what is in flight has ended.
 
         The most urgent work is always in it, whatever it costs, though never more than a chunk; more is packed in order
-        of urgency while the step stays within its time. A build's ranks may score in the step that runs its last chunk.
-        All of a step's work is of one model.
+        of urgency while the step stays within its time, and within the deadlines of the ranks in it, which are answered
+        at its end. A build's ranks may score in the step that runs its last chunk. All of a step's work is of one
+        model.
         """
         queue = [_place(build, now) for build in builds]
         queue += [_place(rank, now) for rank in ranks]
@@ -55,16 +60,19 @@ class Scheduler:
         queue.sort()
         served = queue[0][4].served
         plan = Plan(served, cost_s=self._cost.step_s)
+        most_s, begins = self._step_s, now + in_flight_s
         for number, (_, _, _, _, work) in enumerate(queue, 1):  # grows while it is gone through
             if work.served is not served:
                 continue
             first = not plan.appends and not plan.scores
-            left = self._step_s - plan.cost_s
+            left = most_s - plan.cost_s
             if isinstance(work, Rank):
                 if not first and work.cost_s > left:
                     break
                 plan.scores.append(work)
                 plan.cost_s += work.cost_s
+                if begins + plan.cost_s <= work.deadline:  # else it is late, whatever comes with it
+                    most_s = min(most_s, _OF_DEADLINE * (work.deadline - begins))
                 continue
             high = self._chunk_end(work, left, at_least_one=first, crumbs=not plan.appends)
             if high == work.launched:

@@ -204,9 +204,9 @@ class _Driver:
                 failure = "TRUNCATED"
         except (DeadlineExceeded, Overloaded, Unavailable) as error:
             failure = type(error).__name__
-            late_at = {"DeadlineExceeded": clock.now(), "Overloaded": deadline}.get(failure)
-            if forecast is not None and late_at is not None and decision is Decision.NOT_AT_RISK:
-                self._trigger.learn(forecast, Path.FULL, (late_at - asked) * 1e3)
+            took = {"DeadlineExceeded": clock.now() - asked, "Overloaded": deadline - asked}.get(failure)
+            if forecast is not None and took is not None and decision is Decision.NOT_AT_RISK:
+                self._trigger.learn(forecast, Path.FULL, took * 1e3)
         if trace.at[index] >= 0:
             ended = clock.now()
             record = Record(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 import numpy as np
 
-from relaygr.errors import HistoryNeeded, InvalidInput, RelayError, Unavailable
+from relaygr.errors import HistoryNeeded, InvalidInput, Overloaded, RelayError, Unavailable
 from relaygr.history import History, HistoryStore, KnownHistory, StoreError
 from relaygr.serving import instance_metrics, link, metrics, openapi, operations
 from relaygr.serving.http import App, Conflict, Reply, Request
@@ -160,7 +160,7 @@ class InstanceApp(App):
         store = self._store
         try:
             stored = await asyncio.to_thread(store.read, body.user, start=body.start)
-        except (Unavailable, StoreError) as error:
+        except (Unavailable, Overloaded, StoreError) as error:
             raise Conflict(f"length: the store cannot say what is missing ({error}); send the whole history") from error
         if len(stored) < missing:
             raise Conflict(f"length: {missing} behaviours are wanted from the store, which has {len(stored)}")

@@ -156,6 +156,7 @@ class RelayRanking:
             request=None if request is None else request.tobytes(),
         )
         shape = Shape(len(history), 0 if context is None else len(context), len(candidates))
+        signalled = slot is not None
         for attempt in itertools.count():
             tokens = len(history) + len(candidates)
             route = self.router.follow(slot, user, tokens) if slot else self.router.place(user, tokens)
@@ -177,12 +178,13 @@ class RelayRanking:
                     slot = None
                     continue
                 except Overloaded:
-                    if forecast is not None and slot is None:  # by its deadline it would not have been there
-                        self.trigger.learn(forecast, Path.FULL, (deadline - began) * 1e3)
+                    left_ms = (deadline - began) * 1e3  # it would have taken longer than that
+                    if forecast is not None and not signalled and left_ms > forecast.wait_ms + forecast.full_ms:
+                        self.trigger.learn(forecast, Path.FULL, left_ms)
                     raise
                 except (DeadlineExceeded, asyncio.CancelledError):
                     late = self._clock.now() >= deadline - LATE_S  # whoever gave it up; else its client has gone
-                    if late and forecast is not None and slot is None:  # on its own, and it took longer than this
+                    if late and forecast is not None and not signalled:  # on its own, and it took longer than this
                         self.trigger.learn(forecast, Path.FULL, (self._clock.now() - began) * 1e3)
                     raise
             # What is learned from it is for later requests: in the loop's next turn, when this one is answered.
