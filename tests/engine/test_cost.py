@@ -265,3 +265,16 @@ def test_what_many_prefixes_cost_is_what_each_does() -> None:
     model, lengths = profiled(DEVICES["middling"], noisy(0, 0.0)), [0, 1, 128, 5000]
     many = model.prefix_s(np.array(lengths, np.float64))
     assert many.tolist() == pytest.approx([model.append_s(length, 0) for length in lengths])
+
+
+def test_how_far_steps_are_off_is_known_and_forgotten() -> None:
+    cost = CostModel()
+    for _ in range(300):
+        cost.observe_step((1.0, 0.0, 0.0, 0.0, 0.0), 1e-3, 1e-3)
+    assert cost.off == 0.0
+    for number in range(300):
+        cost.observe_step((1.0, 0.0, 0.0, 0.0, 0.0), 1e-3, 1.2e-3 if number % 2 else 0.8e-3)
+    assert cost.off == pytest.approx(0.2, abs=0.01)
+    for _ in range(300):
+        cost.observe_step((1.0, 0.0, 0.0, 0.0, 0.0), 1e-3, 1e-3)
+    assert cost.off < 0.01

@@ -16,6 +16,7 @@ _REFIT_AT_MOST = 256
 _REFIT_S = 0.2
 """A fit costs as much as a small step: so much device time goes by between two, unless very many steps do."""
 _MARGIN_DECAY = 0.02
+_OFF_DECAY = 0.02
 _LARGEST_MARGIN = 10.0
 _ERRORS = 1024
 
@@ -116,6 +117,8 @@ class CostModel:
         self.copies = LinearFit((1.0, 1e2))
         self.margin = 1.0
         """By what factor steps have lately exceeded their prediction: up at once, down slowly."""
+        self.off = 0.0
+        """How far steps have lately been off their prediction on average, as a share of it."""
         self._errors: deque[float] = deque(maxlen=_ERRORS)
 
     @property
@@ -138,6 +141,7 @@ class CostModel:
         if seconds > 0:
             self._errors.append(abs(seconds - predicted_s) / seconds)
         ratio = min(seconds / predicted_s, _LARGEST_MARGIN) if predicted_s > 0 else 1.0
+        self.off += _OFF_DECAY * (abs(ratio - 1.0) - self.off)
         self.margin = max(ratio, self.margin + _MARGIN_DECAY * (1.0 - self.margin))
 
     def append_s(self, new: int, cached: int) -> float:

@@ -33,7 +33,8 @@ __all__ = ["Choose", "Ranks", "resident"]
 MAX_ATTEMPTS: Final = 8
 """How often a rank is tried on a device that fails before it is told so."""
 DOUBT: Final = 0.1
-"""How much longer than predicted what waits may take: predictions are right within some percent."""
+"""How much longer than predicted what waits may take, beside twice what steps have been off on average: a device that
+others use, too, is slow for a while rather than for a step."""
 SAFETY: Final = 0.8
 """The share of the time left that a truncated rank is cut to fit."""
 
@@ -177,7 +178,8 @@ class Ranks:
         others = self.queue.before_append_s(due, joined) if work_s else self.queue.before_score_s(due)
         own = self.queue.in_steps(work_s)
         ready = max(arrives, now + self._device.left_s + others) + own
-        return others > 0 and ready + DOUBT * others > needed >= arrives + own
+        doubt = DOUBT + 2 * self._cost.off
+        return others > 0 and ready + doubt * others > needed >= arrives + own
 
     def again(self, rank: Rank) -> None:
         """Something this rank relied on failed: a miss. Resolve it anew."""
