@@ -104,7 +104,7 @@ class Work:
         return build
 
     def plan(self) -> Plan | None:
-        return Scheduler(self.cost, self.step_s).plan(self.builds, self.ranks, self.now)
+        return Scheduler(self.cost, self.step_s).plan(self.builds, self.ranks, self.now, in_flight_s=0.0)
 
     def planned(self) -> Plan:
         plan = self.plan()

@@ -16,6 +16,7 @@ from oracle import assert_scores, oracle_scores
 from relaygr import Engine, EngineConfig, History, build_model
 from relaygr.engine.faults import Faults, FaultyExecutor
 from relaygr.engine.torch_executor import TorchExecutor
+from relaygr.errors import Overloaded
 from relaygr.history import LmdbStore
 from relaygr.serving.engine_server import serve_engine
 from relaygr.serving.instance import MAX_BODY, InstanceApp
@@ -262,5 +263,20 @@ def test_a_store_that_is_gone_asks_for_the_whole_history_and_what_is_cached_does
         assert (cached.status_code, cached.json()["path"]) == (200, "RESIDENT")
         right = oracle_scores(MODEL, HISTORY, ITEMS, request=np.array([0.5, 1.0], np.float32))
         assert_scores(np.array(cached.json()["scores"]), right)
+
+    run(tmp_path, test, stored=380)
+
+
+def test_a_store_that_is_too_busy_asks_for_the_whole_history_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(served: Instance) -> None:
+        def busy(user: str, *, start: int = 0) -> History:
+            raise Overloaded("it has as many readers as it takes")
+
+        monkeypatch.setattr(served.app._store, "read", busy)
+        asked = await served.post("/v1/rank", {**by_digest(20), "candidates": ITEMS.tolist(), "request": [0.5, 1.0]})
+        assert asked.status_code == 409
+        assert "send the whole history" in asked.json()["message"]
 
     run(tmp_path, test, stored=380)

@@ -45,7 +45,7 @@ class Scheduler:
         self._cost = cost
         self._step_s = step_s
 
-    def plan(self, builds: Iterable[Build], ranks: Iterable[Rank], now: float, in_flight_s: float = 0.0) -> Plan | None:
+    def plan(self, builds: Iterable[Build], ranks: Iterable[Rank], now: float, in_flight_s: float) -> Plan | None:
         """The next step, or None if there is nothing to run. It begins when what is in flight has ended.
 
         The most urgent work is always in it, whatever it costs, though never more than a chunk; more is packed in order

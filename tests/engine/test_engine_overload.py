@@ -1,0 +1,186 @@
+"""More than the device can do: who is refused, at once, and who is not; what waits is counted as it comes."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from behaviours import numbered
+from engines import COSTS, Bench, WatchedDevice, in_virtual_time, opened
+from relaygr import Path
+from relaygr.clock import VirtualClock, VirtualTimeLoop
+from relaygr.engine.cost import CostModel
+from relaygr.engine.device import Device
+from relaygr.engine.simulated import SimulatedModel
+from relaygr.engine.step import Served, Step, StepResult
+from relaygr.errors import DeadlineExceeded, Overloaded
+
+
+async def offered(bench: Bench, times: float, work_s: float, call: Callable[[int], Awaitable[object]]) -> Counter[str]:
+    """Calls as often as so many times what the device can do, for a while; what became of them.
+
+    Refusals must come at once.
+    """
+    count, ended, at_once = int(times * 0.5 / work_s), Counter[str](), list[bool]()
+
+    async def one(k: int) -> None:
+        await asyncio.sleep(k * work_s / times)
+        began = bench.now
+        try:
+            await call(k)
+        except DeadlineExceeded:
+            ended["DeadlineExceeded"] += 1
+        except Overloaded:
+            ended["Overloaded"] += 1
+            at_once.append(bench.now == began)
+        else:
+            ended["answered"] += 1
+
+    await asyncio.gather(*(one(k) for k in range(count)))
+    assert all(at_once)
+    return ended
+
+
+@pytest.mark.parametrize("times", [1.2, 2.0, 5.0])
+@in_virtual_time
+async def test_more_than_the_device_can_do_is_refused_at_once_and_the_rest_is_answered(times: float) -> None:
+    work_s = COSTS.step + 400 * COSTS.token + 3 * COSTS.candidate
+    async with opened(spare=200, step_ms=work_s * 1e3) as bench:
+        ended = await offered(
+            bench, times, work_s, lambda k: bench.rank(f"u{k}", numbered(400, salt=k), within=10 * work_s)
+        )
+    assert ended["answered"] >= 0.9 * 0.5 / work_s, ended
+    assert ended["DeadlineExceeded"] <= 0.05 * ended["answered"], ended
+
+
+@pytest.mark.parametrize("times", [1.2, 3.0])
+@in_virtual_time
+async def test_scores_beyond_what_the_device_can_do_are_refused_too(times: float) -> None:
+    many = 1000
+    work_s = COSTS.step + many * COSTS.candidate
+    async with opened(spare=20, step_ms=work_s * 1e3) as bench:
+        await bench.rank("u", numbered(200))
+        ended = await offered(
+            bench, times, work_s, lambda _: bench.rank("u", numbered(200), candidates=many, within=10 * work_s)
+        )
+    assert ended["answered"] >= 0.9 * 0.5 / work_s, ended
+    assert ended["DeadlineExceeded"] <= 0.05 * ended["answered"], ended
+
+
+@in_virtual_time
+async def test_behind_a_single_other_a_rank_is_tried_however_unlikely_it_is_to_be_in_time() -> None:
+    async with opened(spare=20, step_ms=100.0) as bench:
+        needs = COSTS.step + 400 * COSTS.token + 3 * COSTS.candidate
+        first = asyncio.create_task(bench.rank("u1", numbered(400, salt=1)))
+        await asyncio.sleep(0.1 * needs)
+        began = bench.now
+        with pytest.raises(DeadlineExceeded):
+            await bench.rank("u2", numbered(400, salt=2), within=1.5 * needs)
+        assert bench.now == pytest.approx(began + 1.5 * needs)
+        assert (await first).path is Path.FULL
+
+
+@in_virtual_time
+async def test_what_is_in_flight_counts_for_as_long_as_it_will_still_take() -> None:
+    async with opened(spare=20, step_ms=100.0) as bench:
+        needs = COSTS.step + 400 * COSTS.token + 3 * COSTS.candidate
+        rank, began = asyncio.create_task(bench.rank("u1", numbered(400))), bench.now
+        for part in (0.01, 0.25, 0.5, 0.9):
+            await asyncio.sleep(began + part * needs - bench.now)
+            assert bench.engine.status().wait_ms == pytest.approx((1 - part) * needs * 1e3, rel=0.02)
+        await rank
+        assert bench.engine.status().wait_ms == 0.0
+
+
+@in_virtual_time
+async def test_ranks_without_a_deadline_crowd_nobody_out() -> None:
+    """They wait among the appends, whatever their turn is there."""
+    many = 1000
+    work_s = COSTS.step + many * COSTS.candidate
+    async with opened(spare=20, step_ms=work_s * 1e3) as bench:
+        await bench.rank("u", numbered(200))
+        crowd = [asyncio.create_task(bench.rank("u", numbered(200), candidates=many)) for _ in range(1500)]
+        for _ in range(20):
+            await asyncio.sleep(0.07)
+            assert (await bench.rank("u", numbered(200), candidates=many, within=10 * work_s)).path is Path.RESIDENT
+        await asyncio.gather(*crowd)
+
+
+@in_virtual_time
+async def test_a_rank_whose_prefix_is_nearly_there_is_not_crowded_out_by_what_comes_behind_it() -> None:
+    work_s = COSTS.step + 400 * COSTS.token
+    async with opened(spare=200, step_ms=work_s * 1e3) as bench:
+        signalled = asyncio.create_task(bench.pre_infer("u", numbered(400), within=2 * work_s))
+        await asyncio.sleep(0.1 * work_s)
+        crowd = [
+            asyncio.create_task(bench.rank(f"u{k}", numbered(400, salt=k), within=3.08 * work_s)) for k in range(1, 3)
+        ]
+        await asyncio.sleep(0.1 * work_s)
+        began = bench.now
+        assert (await bench.rank("u", numbered(400), within=2.99 * work_s)).path in (Path.WAITED, Path.RESIDENT)
+        assert bench.now - began < 2 * work_s
+        await asyncio.gather(signalled, *crowd)
+
+
+@in_virtual_time
+async def test_a_reload_is_not_crowded_out_by_what_others_compute() -> None:
+    """The device has no part in it, and it is nearly done."""
+    costs = replace(COSTS, token=60e-6, page=2e-3)
+    copy_s = costs.copy + 3 * costs.page
+    async with opened(spare=200, host=200, step_ms=1.0, device=WatchedDevice(costs)) as bench:
+        for _ in range(2):
+            await bench.rank("u", numbered(384))
+        await bench.settle()
+        bench.engine._open_loop().tier.drop("u")
+        first = asyncio.create_task(bench.rank("u", numbered(384)))
+        await asyncio.sleep(0.8 * copy_s)
+        crowd = [
+            asyncio.create_task(bench.rank(f"u{k}", numbered(25, salt=k), within=0.65 * copy_s)) for k in range(1, 3)
+        ]
+        await asyncio.sleep(1e-5)
+        assert (await bench.rank("u", numbered(384), within=0.7 * copy_s)).path is Path.WAITED
+        assert (await first).path is Path.RELOADED
+        await asyncio.gather(*crowd)
+
+
+@in_virtual_time
+async def test_of_too_many_ranks_on_one_prefix_some_are_refused_and_the_others_in_time() -> None:
+    many = 1000
+    score_s = COSTS.step + many * COSTS.candidate
+    async with opened(spare=20, step_ms=score_s * 1e3) as bench:
+        before = bench.state()
+        calls = [bench.rank("u", numbered(200), candidates=many, within=20 * score_s) for _ in range(60)]
+        ended = Counter(type(end).__name__ for end in await asyncio.gather(*calls, return_exceptions=True))
+        assert ended["Ranked"] >= 12, ended
+        assert ended["DeadlineExceeded"] <= 2, ended
+        await bench.engine.evict("u")
+        await bench.settle()
+        assert bench.state() == before
+
+
+@in_virtual_time
+async def test_a_step_that_the_device_refuses_takes_nothing_from_what_is_in_flight() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    running: asyncio.Future[StepResult] = loop.create_future()
+    taken = [running]
+
+    def launch(step: Step) -> "asyncio.Future[StepResult]":
+        return taken.pop()  # the second finds none
+
+    executor: Any = SimpleNamespace(launch=launch, depth=2)
+    device = Device(executor, CostModel(), VirtualClock(loop), lambda: None)
+    step = Step(Served(SimulatedModel(), "v", 0), [], [])
+    device.launch(step, 1.0, (1.0,), lambda result, error: None)
+    await asyncio.sleep(0.25)
+    device.launch(step, 0.5, (1.0,), lambda result, error: None)
+    await asyncio.sleep(0.25)
+    assert device.faults == {"step": 1}
+    assert device.left_s == pytest.approx(0.5)
+    running.set_result(StepResult([], 0.5))
+    await device.drained()
+    assert device.left_s == 0.0
