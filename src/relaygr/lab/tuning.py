@@ -25,16 +25,16 @@ class Tuning:
 
     @staticmethod
     def of(budgets: Budgets, mode: Mode, step_s: float = 0.0, alone_s: float = 0.0) -> "Tuning":
-        """A signal for whatever would take a tenth of the ranking budget, and steps of a tenth of it.
+        """A signal for whatever would take a tenth of the ranking budget, and steps of a fifth of it.
 
-        Two steps may be in flight, so that is a fifth of the budget to wait behind; shorter steps cost more for each
-        token. They are longer, up to a quarter of the budget, where any step costs much by itself: `step_s`.
+        Two steps may be in flight, and then there is time for the rank's own; shorter steps cost more for each token.
+        They are longer, up to a quarter of the budget, where any step costs much by itself: `step_s`.
         Without signals nothing long runs ahead of its rank, and cutting a rank's own appends into steps only delays
         it, as does running it together with another: a step is what one rank takes alone, `alone_s`, or as long as the
         budget where that is not known.
         """
         ranking_ms = budgets.ranking_ms
-        step_ms = min(max(ranking_ms / 10, 10 * step_s * 1e3), ranking_ms / 4)
+        step_ms = min(max(ranking_ms / 5, 10 * step_s * 1e3), ranking_ms / 4)
         if mode.trigger(TriggerConfig()).mode is TriggerMode.NEVER:
             step_ms = min(1.1e3 * alone_s or ranking_ms, ranking_ms)
         return Tuning(step_ms, ranking_ms / 10, lease_s=2 * budgets.pipeline_ms / 1e3)
