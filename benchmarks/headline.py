@@ -227,7 +227,7 @@ class Headline:
     async def search(self, group: Group, row: Row, plan: Plan, bench: Bench) -> None:
         """Find the limits of the row's modes."""
         bench.samples.clear()  # of a row there was no time for
-        n, before = plan.n.get(row.name, 0), sum(1 for _ in self.probes)
+        n = plan.n.get(row.name, 0)
 
         def at(mode: Mode, value: float) -> Probe:
             return probe_at(row, group, plan.measured(row, group.candidates), mode, value, n)
@@ -243,8 +243,7 @@ class Headline:
             row=row.name,
             commit=self.commit,
         )
-        measured = sum(1 for _ in self.probes) > before
-        self.write(group, row, plan, found, bench, measured=measured)
+        self.write(group, row, plan, found, bench)
 
     async def others(self, group: Group, row: Row, plan: Plan, bench: Bench) -> None:
         """The other modes, at the rate that the whole relay holds."""
@@ -259,8 +258,13 @@ class Headline:
         """Of lengths: room is left for what users do between their requests."""
         return float((group.config.max_history or 1 << 24) * 0.96)
 
-    def write(self, group: Group, row: Row, plan: Plan, found: Found, bench: Bench, *, measured: bool) -> None:
-        """The row, and everything that is known, to the table's file. `measured`: now, not only in earlier calls."""
+    def measured_at(self, row: Row) -> str | None:
+        """The commit of the last probe of the row's search; those of before commits were kept have none."""
+        commits = [told.get("commit") for told in self.probes if told["row"] == row.name and not told.get("other")]
+        return commits[-1] if commits else None
+
+    def write(self, group: Group, row: Row, plan: Plan, found: Found, bench: Bench) -> None:
+        """The row, and everything that is known, to the table's file."""
         before = self.table["details"].get(row.name, {})
         relay = found.limits[Mode.RELAY_HOST_EXTEND]
         told = found.best.get(Mode.RELAY_HOST_EXTEND, {})
@@ -280,10 +284,11 @@ class Headline:
             "paths": told.get("paths", {}),
         }
         checked = bench.check(2 if row.kind == "length" else CHECKED) if bench.samples else None
+        measured = self.measured_at(row) or before.get("commit", self.commit)
         workload = row.workload(group.candidates)
         self.table["details"][row.name] = {
             "shape": group.shape,
-            "commit": self.commit if measured else before.get("commit", self.commit),
+            "commit": measured,
             "row": line,
             "kind": row.kind,
             "traffic": row.traffic,
@@ -297,7 +302,7 @@ class Headline:
             "stages_ms": [workload.retrieval_ms, workload.pre_processing_ms],
             "stage_spread": workload.stage_spread,
             "best": {mode.value: told for mode, told in found.best.items()},
-            "oracle": _checked(before, checked, self.commit),
+            "oracle": _checked(before, checked, measured),
             "memory": [group.config.device_cache, group.config.host_cache],
             "costs": asdict(plan.device.costs),
         }
@@ -315,10 +320,9 @@ class Headline:
 
 def _checked(before: dict[str, Any], now: dict[str, Any] | None, commit: str | None) -> dict[str, Any] | None:
     """The comparison with full inference to keep in a row: what does not hold, else the larger one, of this commit."""
-    if now is None or before.get("commit") != commit:
-        return now or before.get("oracle")
-    told = [each for each in (before.get("oracle"), now) if each is not None]
-    return min(told, key=lambda each: (each["holds"], -each["samples"]))
+    earlier = before.get("oracle") if before.get("commit") == commit else None
+    told = [each for each in (earlier, now) if each is not None]
+    return min(told, key=lambda each: (each["holds"], -each["samples"]), default=None)
 
 
 def main() -> None:

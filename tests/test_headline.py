@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import headline
-from headline_plan import Plan, on_gpu
+from headline_plan import Plan, on_gpu, probe_at
 from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
 from relaygr.lab.bench import Bench
@@ -43,9 +43,9 @@ def test_a_row_has_the_keys_that_others_read_and_null_where_nothing_was_found(tm
     relay, full = Mode.RELAY_HOST_EXTEND, Mode.FULL
     searched = headline.Headline(arguments(tmp_path))
     found = Found({full: 20_480.0, Mode.CACHE: 20_480.0, relay: 81_920.0}, {relay: told(0.0)})
-    searched.write(group, rows["length-10"], plan, found, bench, measured=True)
+    searched.write(group, rows["length-10"], plan, found, bench)
     rates = Found({full: 20.0, Mode.CACHE: None, relay: 90.0}, {relay: told(0.0)})
-    searched.write(group, rows["half-10"], plan, rates, bench, measured=True)
+    searched.write(group, rows["half-10"], plan, rates, bench)
 
     table = json.loads((tmp_path / "headline-h200.json").read_text())
     rate, length = table["shapes"]["d512"]
@@ -60,8 +60,11 @@ def test_a_row_has_the_keys_that_others_read_and_null_where_nothing_was_found(tm
     assert table["commit"] == "abc"
 
     later = headline.Headline(argparse.Namespace(**vars(arguments(tmp_path)) | {"commit": "def"}))
-    later.write(group, rows["half-10"], plan, rates, bench, measured=False)
-    later.write(group, rows["length-10"], plan, found, bench, measured=True)
+    later.write(group, rows["half-10"], plan, rates, bench)
+    for number, (name, commit, other) in enumerate([("length-10", "def", False), ("length-10", "ghi", True)]):
+        probe = probe_at(rows[name], group, device, relay, 1024.0, 1024).tried(number)
+        later.probes.add(probe, told(0.0), row=name, commit=commit, other=other)
+    later.write(group, rows["length-10"], plan, found, bench)
     details = json.loads((tmp_path / "headline-h200.json").read_text())["details"]
     assert {name: detail["commit"] for name, detail in details.items()} == {"half-10": "abc", "length-10": "def"}
 
@@ -83,7 +86,7 @@ def test_a_comparison_is_not_lost_to_a_smaller_one_nor_a_failure_to_any(before: 
         None if each is None else dict(zip(("samples", "holds"), each, strict=True)) for each in (before, now, kept)
     ]
     assert headline._checked({"commit": "a", "oracle": told[0]}, told[1], "a") == told[2]
-    assert headline._checked({"commit": "b", "oracle": told[0]}, told[1], "a") == (told[1] or told[0])
+    assert headline._checked({"commit": "b", "oracle": told[0]}, told[1], "a") == told[1]
     assert headline._checked({}, told[1], "a") == told[1]
 
 

@@ -60,6 +60,13 @@ def test_what_is_told_of_a_limit_was_seen_at_that_limit(tmp_path: Path, answers:
     assert seeds == [2001, 2002, 2003, 2101, 2102][: len(answers)]
 
 
+def test_a_half_step_that_was_done_counts_where_there_was_no_time_for_another_modes(tmp_path: Path) -> None:
+    limits = Scripted(tmp_path / "probes", {Mode.FULL: "ynyyy", Mode.RELAY_HOST_EXTEND: "ynyy"})
+    found = asyncio.run(limits.search(at, dict.fromkeys(MODES, 100.0), factor=1.21, tries=5))
+    assert found.limits == {Mode.FULL: pytest.approx(110.0), Mode.RELAY_HOST_EXTEND: 100.0}
+    assert {mode: told["rate"] for mode, told in found.best.items()} == found.limits
+
+
 @pytest.mark.parametrize(
     ("answers", "limit", "rates", "seeds"),
     [

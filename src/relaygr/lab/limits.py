@@ -120,8 +120,13 @@ class Limits:
             for mode, value in limits.items()
             if value is not None and lowest_failed[mode] < value * factor * 1.001
         }
-        with contextlib.suppress(OutOfTime):
-            limits |= await interleave(halves, lambda mode, value, turn: once(mode, value, _HALF_STEPS + turn))
+
+        async def half(mode: Mode, value: float, turn: int) -> bool:
+            with contextlib.suppress(OutOfTime):
+                return await once(mode, value, _HALF_STEPS + turn)
+            return False  # as it was found; those of other modes that were done count
+
+        limits |= await interleave(halves, half)
         return Found(
             {mode: None if value is None else sent(at(mode, value)) for mode, value in limits.items()},
             {mode: held[mode, value] for mode, value in limits.items() if value is not None},
