@@ -5,6 +5,7 @@ import importlib
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -269,3 +270,16 @@ def test_the_client_is_asked_for_by_name_where_it_is_missing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "relaygr[redis]" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://me:hun/ter@host:6379/0", "redis://me:hun?ter@host/0", "redis://me:hun@host:no/0"]
+)
+def test_a_name_that_is_none_is_refused_without_any_of_its_password(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^store: .*redis://host:6379/0") as refused:
+        RedisStore(url)
+    told = "".join(traceback.format_exception_only(refused.value))
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__
+    assert "hun" not in told
+    assert "ter@" not in told

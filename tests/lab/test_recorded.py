@@ -133,7 +133,10 @@ def test_users_of_a_store_without_behaviours_count_as_having_one(
     ("name", "shown"),
     [
         ("redis://me:secret@host:6379/0", "host:6379/0"),
-        ("rediss://host/0?password=a@secret", "rediss://host/0"),
+        ("rediss://host/0?password=secret", "rediss://host/0"),
+        ("rediss://host/0?password=a@secret", "rediss://…"),
+        ("redis://me:sec?ret@host/0", "redis://…"),
+        ("redis://me:sec/ret#@host/0", "host/0"),
         ("unix://me:secret@/run/redis.sock?db=1", "/run/redis.sock"),
         ("/srv/me@here/store", "/srv/me@here/store"),
     ],

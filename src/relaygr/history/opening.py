@@ -34,5 +34,11 @@ def open_store(name: str, *, readonly: bool = False) -> HistoryStore:
 
 
 def without_password(name: str) -> str:
-    """The same store for people and files to read: of one in Redis host and database, without who may use it."""
-    return name.partition("?")[0].rpartition("@")[2] if name.startswith(REDIS) else name
+    """The same store for people and files to read: of one in Redis host and database, without who may use it.
+
+    Where what stands before a host cannot be told from what stands behind it, neither is shown.
+    """
+    if not name.startswith(REDIS):
+        return name
+    address, _, options = name.partition("?")
+    return f"{name.partition('://')[0]}://…" if "@" in options else address.rpartition("@")[2]

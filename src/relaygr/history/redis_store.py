@@ -79,8 +79,9 @@ class RedisStore(RecordStore):
                 socket_connect_timeout=timeout_s,
                 retry=Retry(NoBackoff(), 0),  # when to ask again is decided here
             )
-        except ValueError as error:
-            raise InvalidInput("store", f"is {self._where!r}; write it as redis://host:6379/0 ({error})") from error
+        except ValueError:
+            known = "redis://host:6379/0, other characters than letters and digits of a password as %40"
+            raise InvalidInput("store", f"is {self._where!r}; write it as {known}") from None  # it may show some of it
         self._prefix = prefix.encode()
         self._closed = False
         self._now = now
