@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 
 from common import RESULTS, commit
+from headline_plan import Plan
 from relaygr.config import EngineConfig
-from relaygr.engine.simulated import SimulatedCosts
 from relaygr.lab.limits import guess_rate
 from relaygr.lab.outcome import Budgets
 from relaygr.lab.probe import Device, Probe
@@ -32,6 +32,8 @@ BASE = Workload(
     retrieval_ms=90.0, pre_processing_ms=30.0, stage_spread=STAGE_SPREAD,
 )  # fmt: skip
 CONFIG = EngineConfig(device_cache="116GiB", host_cache="84GiB", max_history=140_000)
+MEASURED = "d512"
+COSTS = "headline-h200-plan-d512.json"
 console = Console(stderr=True)
 
 
@@ -42,7 +44,7 @@ class Point:
     condition: str
     value: str
     workload: Workload
-    shape: str = "d512"
+    shape: str = MEASURED
 
 
 def points() -> list[Point]:
@@ -51,6 +53,10 @@ def points() -> list[Point]:
 
     found = [Point("base", "", BASE)]
     found += varied("reuse", "reuse", (0.0, 0.5, 0.75, 0.95))
+    device = device_of(MEASURED)
+    for share in (0.25, 0.4, 0.48, 0.52, 0.6):
+        length = device.length_for(share * BUDGETS.ranking_ms / 1e3, BASE.candidates)
+        found.append(Point("`full` alone, reuse 0", f"{share:.0%}", replace(BASE, reuse=0.0, lengths=str(length))))
     for left in (15.0, 60.0):
         load = replace(BASE, retrieval_ms=0.75 * left, pre_processing_ms=0.25 * left)
         found.append(Point("stages, ms", f"{left:g}", load))
@@ -66,16 +72,14 @@ def points() -> list[Point]:
 def device_of(shape: str) -> Device:
     """As it was measured for `d512`, put right by what a rank took there; other shapes in proportion, by what
     pre-inference and ranks of 8,192 behaviours took of each."""
-    known = json.loads((RESULTS / "costs-h200.json").read_text())
-    n, (whole, _) = next((int(n), taken) for n, taken in known["unloaded_full_ms"].items())
-    costs = SimulatedCosts(**known["costs"])
-    device = Device(costs, known["page_bytes"], CONFIG)
-    device = device.slower(whole / 1e3 / device.full_s(n, 512))
-    if shape == known["shape"]:
+    plan = Plan.load(RESULTS / COSTS)
+    n, whole, _ = plan.unloaded["refresh-32k"]
+    device = replace(plan.device.slower(whole / 1e3 / plan.device.full_s(n, BASE.candidates)), config=CONFIG)
+    if shape == MEASURED:
         return device
     costs = device.costs
-    append, rank = (times(shape, call) / times(known["shape"], call) for call in ("pre-infer", "rank resident"))
-    size = dims()[shape] / dims()["d512"]
+    append, rank = (times(shape, call) / times(MEASURED, call) for call in ("pre-infer", "rank resident"))
+    size = dims()[shape] / dims()[MEASURED]
     scaled = replace(
         costs,
         step=costs.step * rank,
@@ -144,7 +148,7 @@ def main() -> None:
             console.print(f"{point.condition} {point.value}: {full} {cache} {relay}/s {time.ctime()}")
             result = {
                 "simulated": True,
-                "costs": "costs-h200.json",
+                "costs": COSTS,
                 "commit": commit(),
                 "budgets_ms": [BUDGETS.ranking_ms, BUDGETS.pipeline_ms],
                 "memory": [CONFIG.device_cache, CONFIG.host_cache],

@@ -342,8 +342,6 @@ def _maybe(value: float | None, form: str, unit: str = "") -> str:
 
 def sensitivity() -> str:
     """Simulated: the highest rates within the budgets, one condition changed at a time."""
-    if not (RESULTS / "sensitivity-simulated.json").exists():
-        return "Not simulated yet."
     result = _result("sensitivity-simulated")
     base = result["base"]
     lines = [
