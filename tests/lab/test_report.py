@@ -100,15 +100,37 @@ def test_files_that_are_no_results_are_refused(tmp_path: Path) -> None:
         assert said in done.stderr
 
 
-def test_what_held_once_and_failed_later_is_not_how_far_a_mode_went(tmp_path: Path) -> None:
+def test_rows_come_in_the_order_of_the_table_and_others_behind_them(tmp_path: Path) -> None:
+    load = Workload(5.0, 3.0, "reuse", lengths="2000", candidates=64, past_s=1.0)
+    probe = Probe(Mode.FULL, load, BUDGETS, Tuning.of(BUDGETS, Mode.FULL))
     file = ProbeFile(tmp_path / "probes.jsonl")
-    for rate, seed, held in ((5.0, 1, True), (20.0, 1, True), (20.0, 2, False), (40.0, 1, False)):
-        load = Workload(rate, 3.0, "reuse", lengths="2000", candidates=64, past_s=1.0, seed=seed)
+    for number, name in enumerate(("first", "<half>", "second")):
+        file.add(probe.tried(number), DEVICE.simulate(probe), row=name, moments=[])
+    headline(tmp_path / "headline.json")
+    page = write_report(load_results([tmp_path / "headline.json", tmp_path / "probes.jsonl"]), tmp_path).read_text()
+    assert re.findall(r"<h2>([^<]*)</h2>", page)[1:4] == ["&lt;half&gt;", "first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("tried", "furthest", "held"),
+    [
+        ("5y 20y 20n 40n", "5/s", "1 of 1"),  # held once and failed later
+        ("5y 20n 20y 20n 20y 40n", "20/s", "2 of 4"),  # held again whenever it failed by luck
+        ("5y 5y 20y 20n 20n 20y 20n", "5/s", "2 of 2"),
+        ("5y 5y 20y", "5/s", "2 of 2"),  # not confirmed
+        ("5n 5y 20n", "20/s", "0 of 1"),
+    ],
+)
+def test_how_far_a_mode_went_is_where_it_held_twice_and_as_often_as_not(
+    tmp_path: Path, tried: str, furthest: str, held: str
+) -> None:
+    file = ProbeFile(tmp_path / "probes.jsonl")
+    for seed, one in enumerate(tried.split()):
+        load = Workload(float(one[:-1]), 3.0, "reuse", lengths="2000", candidates=64, past_s=1.0, seed=seed)
         probe = Probe(Mode.FULL, load, BUDGETS, Tuning.of(BUDGETS, Mode.FULL))
-        file.add(probe, DEVICE.simulate(probe) | {"within budgets": held}, moments=[])
+        file.add(probe, DEVICE.simulate(probe) | {"within budgets": one.endswith("y")}, moments=[])
     page = write_report(load_results([tmp_path / "probes.jsonl"]), tmp_path).read_text(encoding="utf-8")
-    assert "5/s of 2000" in page
-    assert "20/s of 2000" not in page
+    assert re.findall(r"<td>([0-9]+/s) of 2000</td><td>([0-9]+ of [0-9]+)</td>", page) == [(furthest, held)]
 
 
 def test_probes_of_recorded_users_are_apart_and_say_where_facts_are_from(tmp_path: Path) -> None:
