@@ -20,6 +20,7 @@ from relaygr.config import EngineConfig
 from relaygr.lab.limits import guess_rate
 from relaygr.lab.outcome import Budgets
 from relaygr.lab.probe import Device, Probe
+from relaygr.lab.simulate import simulate
 from relaygr.lab.tuning import Tuning
 from relaygr.lab.workload import STAGE_SPREAD, Workload
 from relaygr.serving.modes import Mode
@@ -103,8 +104,17 @@ def dims() -> dict[str, int]:
     return {name: given["layers"] * given["dim"] for name, given in shapes.items()}
 
 
-def highest(point: Point, mode: Mode) -> float | None:
-    """Requests a second; None where no rate holds."""
+@dataclass(frozen=True)
+class Limit:
+    """The highest rate of a mode, and the share of long histories that it fails there."""
+
+    rate: float
+    long_failed: float | None
+    """None where all histories are of one length."""
+
+
+def highest(point: Point, mode: Mode) -> Limit | None:
+    """None where no rate holds."""
     device = device_of(point.shape)
 
     def at(mode: Mode, rate: float) -> Probe:
@@ -112,20 +122,28 @@ def highest(point: Point, mode: Mode) -> float | None:
         load = replace(point.workload, rate=float(f"{rate:.3g}"), seconds=max(requests / rate, 2.0))
         return Probe(mode, load, BUDGETS, Tuning.of(BUDGETS, mode, device.costs.step, alone_s))
 
-    typical = point.workload.length_quantiles.mean
-    longest = int(point.workload.length_quantiles.points[-1][1])
+    quantiles = point.workload.length_quantiles
+    shortest, longest = (int(quantiles.points[end][1]) for end in (0, -1))
     alone_s = device.full_s(longest, point.workload.candidates)
     returning = point.workload.reuse > 0
-    found = guess_rate(device, at, mode, typical, point.workload.candidates, returning=returning)
-    return found if device.simulate(at(mode, found))["within budgets"] else None
+    found = guess_rate(device, at, mode, quantiles.mean, point.workload.candidates, returning=returning)
+    probe = at(mode, found)
+    run = simulate(
+        device.costs, device.page_bytes, device.config, probe.trace(), mode, BUDGETS, probe.tuning,
+        lived_s=probe.lived_s,
+    )  # fmt: skip
+    if not run.holds(BUDGETS):
+        return None
+    failed = [bool(record.failure) for record in run.records if record.length > longest // 2]
+    return Limit(found, sum(failed) / len(failed) if shortest < longest and failed else None)
 
 
 def main() -> None:
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(max_workers=WORKERS, mp_context=multiprocessing.get_context("spawn")) as pool:
-        begun: dict[tuple[Point, Mode], Future[float | None]] = {}
+        begun: dict[tuple[Point, Mode], Future[Limit | None]] = {}
 
-        def asked(point: Point, mode: Mode) -> "Future[float | None]":
+        def asked(point: Point, mode: Mode) -> "Future[Limit | None]":
             """Who comes back is nothing to `full`: it is simulated once for all of that."""
             if mode is Mode.FULL:
                 load = replace(point.workload, reuse=0.0, gap_s=5.0, skew=0.0)
@@ -135,14 +153,17 @@ def main() -> None:
             return begun[point, mode]
 
         for point, answers in [(point, [asked(point, mode) for mode in MODES]) for point in points()]:
-            full, cache, relay = (answer.result() for answer in answers)
+            limits = dict(zip(("full", "cache", "relay"), (answer.result() for answer in answers), strict=True))
+            rates = {name: None if limit is None else limit.rate for name, limit in limits.items()}
+            full, cache, relay = rates.values()
             rows.append(
                 {
                     "condition": point.condition,
                     "value": point.value,
-                    "rates": {"full": full, "cache": cache, "relay": relay},
+                    "rates": rates,
                     "against_full": relay / full if relay and full else None,
                     "against_cache": relay / cache if relay and cache else None,
+                    "long_failed": {name: limit.long_failed for name, limit in limits.items() if limit is not None},
                 }
             )
             console.print(f"{point.condition} {point.value}: {full} {cache} {relay}/s {time.ctime()}")
