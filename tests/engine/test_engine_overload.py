@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from behaviours import numbered
 from engines import COSTS, Bench, WatchedDevice, in_virtual_time, opened
-from relaygr import Path
+from relaygr import Path, PreInferOutcome
 from relaygr.clock import VirtualClock, VirtualTimeLoop
 from relaygr.engine.cost import CostModel
 from relaygr.engine.device import Device
@@ -160,6 +161,76 @@ async def test_of_too_many_ranks_on_one_prefix_some_are_refused_and_the_others_i
         await bench.engine.evict("u")
         await bench.settle()
         assert bench.state() == before
+
+
+LONG_S = 10_000 * COSTS.token
+"""What a long prefix takes, but for its steps."""
+
+
+@asynccontextmanager
+async def a_long_prefix_in_front() -> AsyncIterator[tuple[Bench, "asyncio.Task[PreInferOutcome]"]]:
+    """Of one whose rank has not come, with nearly all of it to run, due in 1.03 times what it takes."""
+    async with opened(spare=400, step_ms=4.0, max_history=10_000) as bench:
+        long = asyncio.create_task(bench.pre_infer("long", numbered(10_000), within=1.05 * LONG_S))
+        await asyncio.sleep(0.02 * LONG_S)
+        yield bench, long
+
+
+@in_virtual_time
+async def test_a_prefix_that_takes_much_longer_is_given_up_for_ranks_that_it_would_make_late() -> None:
+    async with a_long_prefix_in_front() as (bench, long):
+        began = bench.now
+        shorts = [bench.rank(f"u{k}", numbered(400, salt=k), within=1.08 * LONG_S) for k in range(1, 3)]
+        assert [ranked.path for ranked in await asyncio.gather(*shorts)] == [Path.FULL, Path.FULL]
+        assert bench.now - began < 0.2 * LONG_S
+        assert await long is PreInferOutcome.NO_CAPACITY
+        assert bench.engine.status().leases == 0
+        assert (await bench.rank("long", numbered(10_000), within=2 * LONG_S)).path is Path.FULL
+
+
+@in_virtual_time
+async def test_a_prefix_is_not_given_up_where_there_is_time_for_it() -> None:
+    async with a_long_prefix_in_front() as (bench, long):
+        assert (await bench.rank("u", numbered(400, salt=1), within=1.3 * LONG_S)).path is Path.FULL
+        assert await long is not PreInferOutcome.NO_CAPACITY
+        await bench.settle()
+        assert (await bench.rank("long", numbered(10_000))).path is Path.RESIDENT
+
+
+@in_virtual_time
+async def test_a_prefix_is_not_given_up_for_a_rank_that_takes_half_as_long() -> None:
+    async with a_long_prefix_in_front() as (bench, long):
+        with pytest.raises(Overloaded):
+            await bench.rank("u", numbered(6_000, salt=1), within=1.08 * LONG_S)
+        assert await long is PreInferOutcome.COMPUTED
+
+
+@in_virtual_time
+async def test_a_prefix_is_not_given_up_when_its_rank_has_come() -> None:
+    async with a_long_prefix_in_front() as (bench, long):
+        waits = asyncio.create_task(bench.rank("long", numbered(10_000), within=1.06 * LONG_S))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await bench.rank("u", numbered(400, salt=1), within=1.08 * LONG_S)
+        assert await long is PreInferOutcome.COMPUTED
+        assert (await waits).path is Path.WAITED
+
+
+@in_virtual_time
+async def test_a_prefix_is_not_given_up_where_that_would_not_help() -> None:
+    async with a_long_prefix_in_front() as (bench, long):
+        crowd = [
+            asyncio.create_task(bench.rank(f"c{k}", numbered(400, salt=k), within=1.02 * LONG_S)) for k in range(2, 40)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await bench.rank("u", numbered(2_000, salt=1), within=1.04 * LONG_S)
+        assert bench.engine.status().leases == 1
+        ended = await asyncio.gather(*crowd, return_exceptions=True)
+        assert {type(each).__name__ for each in ended} == {"Ranked", "Overloaded"}
+        assert await long is PreInferOutcome.FAILED  # not by its deadline
+        await bench.settle()
+        assert (await bench.rank("long", numbered(10_000))).path is Path.RESIDENT
 
 
 @in_virtual_time

@@ -69,7 +69,9 @@ class EngineLoop:
             tier, host, cost, self.device.copy, self._build_ended, self._whole, config.accept_epochs, orders
         )
         step_s = config.step_ms / 1e3
-        self.ranks = Ranks(tier, self.builds, cost, clock, self._choose, self.device, step_s, config.on_miss)
+        self.ranks = Ranks(
+            tier, self.builds, cost, clock, self._choose, self._give_up_build, self.device, step_s, config.on_miss
+        )
         self.queue = self.ranks.queue
         self.claims = Claims(tier.pool, config.lease_s, self._claim_ended)
         queue = WriteBackQueue(config.write_back_queue)
@@ -166,6 +168,13 @@ class EngineLoop:
     def give_up(self, call: PreInfer) -> None:
         """The pre-infer's deadline is here, or its caller has gone: the work goes on until the lease ends."""
         self._answer(call, PreInferOutcome.FAILED)
+
+    def _give_up_build(self, build: Build) -> None:
+        """Its time is better spent on others. Nobody waits for it but pre-infers, which are refused after all."""
+        for call, _ in build.calls:
+            self._answer(call, PreInferOutcome.NO_CAPACITY)
+        self.claims.end_where(lambda claim: claim.build is build, build.prefix.user)
+        self.builds.abandon_if_unwanted(build)
 
     def _admit(self, call: PreInfer, cost_s: float, pages: int) -> bool:
         """Whether it may take these pages and this time; else it is answered. Time it was admitted for is not asked of

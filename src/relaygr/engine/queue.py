@@ -1,7 +1,7 @@
 """What waits for the device, and how long work that is due at some time would wait behind it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from relaygr.clock import Clock
 from relaygr.engine.builds import Builds
@@ -31,14 +31,10 @@ class Queue:
         """How long an append due then would wait: for what is in flight, and for all that comes before it."""
         return self._device.left_s + self.before_append_s(due)
 
-    def before_append_s(self, due: float, but: Build | None = None) -> float:
-        """Of all that is not in flight and comes before an append due then, `but` for this build's own tokens."""
+    def before_append_s(self, due: float, but: Collection[Build | None] = ()) -> float:
+        """Of all that is not in flight and comes before an append due then, `but` for the tokens of these builds."""
+        work_s = sum([build.scoring_s + (0.0 if build in but else build.cost_s) for build in self._before(due)])
         now = self._clock.now()
-        work_s = sum([
-            build.scoring_s + (0.0 if build is but else build.cost_s)
-            for build in self._builds
-            if build.due <= due and not build.hopeless(now)
-        ])  # fmt: skip
         work_s += sum([
             rank.cost_s
             for rank in self._ready
@@ -56,6 +52,18 @@ class Queue:
                 if rank.due <= due and rank.deadline < math.inf and not rank.hopeless(now)
             ])
         )  # fmt: skip
+
+    def costliest(self, due: float, more_than_s: float) -> Build | None:
+        """Of prefixes that come before an append due then, and whose ranks have not come yet, the one that has most
+        left to run, if that is more than so long."""
+        ahead = [build for build in self._before(due) if build.cost_s > more_than_s and not build.ranks]
+        ahead = [build for build in ahead if build.pre_infer and not build.waiting]
+        return max(ahead, key=lambda build: build.cost_s, default=None)
+
+    def _before(self, due: float) -> list[Build]:
+        """Builds that come before an append due then."""
+        now = self._clock.now()
+        return [build for build in self._builds if build.due <= due and not build.hopeless(now)]
 
     def in_steps(self, work_s: float) -> float:
         """This much work with what every step costs by itself."""

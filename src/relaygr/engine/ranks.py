@@ -35,6 +35,8 @@ MAX_ATTEMPTS: Final = 8
 DOUBT: Final = 0.1
 """How much longer than predicted what waits may take, beside twice what steps have been off on average: a device that
 others use, too, is slow for a while rather than for a step."""
+COSTLIER: Final = 2.0
+"""How many times what a rank takes a prefix must take to be given up for it."""
 SAFETY: Final = 0.8
 """The share of the time left that a truncated rank is cut to fit."""
 
@@ -59,6 +61,7 @@ class Ranks:
         cost: CostModel,
         clock: Clock,
         choose: Choose,
+        give_up: Callable[[Build], None],
         device: Device,
         step_s: float,
         on_miss: OnMiss,
@@ -77,6 +80,7 @@ class Ranks:
         self._cost = cost
         self._clock = clock
         self._choose = choose
+        self._give_up = give_up
         self._device = device
         self.queue = Queue(device, builds, self.ready, cost, clock, step_s)
         self._on_miss = on_miss
@@ -140,7 +144,7 @@ class Ranks:
             self._ask(rank, "is not cached")
         elif self._on_miss == "truncate" and option.ready > needed:
             self._truncate(rank)
-        elif self._crowded_out(rank, option, joined, needed):
+        elif not self._room_for(rank, option, joined, needed):
             kind = Unavailable if rank.attempts else Overloaded  # it would be in time, had the device not failed
             rank.future.set_exception(kind(f"too much waits for the device to rank {shown(rank.user)} in time"))
         elif option.source is Source.RESIDENT:
@@ -160,14 +164,16 @@ class Ranks:
                 rank.build = joined
                 joined.waiting.append(rank)
 
-    def _crowded_out(self, rank: Rank, option: Option, joined: Build | None, needed: float) -> bool:
-        """Whether it would be late for no other reason than what waits in front of it: better told at once.
+    def _room_for(self, rank: Rank, option: Option, joined: Build | None, needed: float) -> bool:
+        """Whether it is worth trying; not where it would be late for no other reason than what waits in front of it.
 
         To try it all the same would make those late that come behind it, and they those behind them. Where nobody else
         waits there is no harm in trying, however likely it is to fail.
+        A prefix in front that takes much longer, and whose own rank has not come yet, is given up where that is enough:
+        as many more may be answered as fit into its time, and its rank may find the time for it yet.
         """
         if rank.deadline == math.inf or (self._on_miss == "truncate" and option.source is not Source.RESIDENT):
-            return False
+            return True
         now, due, work_s = self._clock.now(), rank.due, option.device_s
         if joined is not None:  # this rank waits for what is left of it
             work_s += joined.cost_s
@@ -175,11 +181,22 @@ class Ranks:
         arrives = now
         if option.source is Source.HOST:
             arrives += self._cost.copy_s(-(-(rank.lineage.context_tokens + option.base) // PAGE))
-        others = self.queue.before_append_s(due, joined) if work_s else self.queue.before_score_s(due)
         own = self.queue.in_steps(work_s)
-        ready = max(arrives, now + self._device.left_s + others) + own
-        doubt = DOUBT + 2 * self._cost.off
-        return others > 0 and ready + doubt * others > needed >= arrives + own
+        if arrives + own > needed:
+            return True
+
+        def late(*but: Build | None) -> bool:
+            others = self.queue.before_append_s(due, but) if work_s else self.queue.before_score_s(due)
+            ready = max(arrives, now + self._device.left_s + others) + own
+            return others > 0 and ready + (DOUBT + 2 * self._cost.off) * others > needed
+
+        if not late(joined):
+            return True
+        costliest = self.queue.costliest(due, COSTLIER * work_s) if work_s else None
+        if costliest is None or late(joined, costliest):
+            return False
+        self._give_up(costliest)
+        return True
 
     def again(self, rank: Rank) -> None:
         """Something this rank relied on failed: a miss. Resolve it anew."""
