@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from behaviours import numbered
@@ -168,9 +169,9 @@ LONG_S = 10_000 * COSTS.token
 
 
 @asynccontextmanager
-async def a_long_prefix_in_front() -> AsyncIterator[tuple[Bench, "asyncio.Task[PreInferOutcome]"]]:
+async def a_long_prefix_in_front(**config: Any) -> AsyncIterator[tuple[Bench, "asyncio.Task[PreInferOutcome]"]]:
     """Of one whose rank has not come, with nearly all of it to run, due in 1.03 times what it takes."""
-    async with opened(spare=400, step_ms=4.0, max_history=10_000) as bench:
+    async with opened(spare=400, step_ms=4.0, max_history=10_000, **config) as bench:
         long = asyncio.create_task(bench.pre_infer("long", numbered(10_000), within=1.05 * LONG_S))
         await asyncio.sleep(0.02 * LONG_S)
         yield bench, long
@@ -186,6 +187,52 @@ async def test_a_prefix_that_takes_much_longer_is_given_up_for_ranks_that_it_wou
         assert await long is PreInferOutcome.NO_CAPACITY
         assert bench.engine.status().leases == 0
         assert (await bench.rank("long", numbered(10_000), within=2 * LONG_S)).path is Path.FULL
+
+
+@pytest.mark.parametrize("context", [0, 7])
+@pytest.mark.parametrize("depth", [1, 2])
+@in_virtual_time
+async def test_what_has_run_of_a_prefix_that_is_given_up_is_kept(context: int, depth: int) -> None:
+    told = np.arange(context, dtype=np.int64) if context else None
+    device = WatchedDevice(depth=depth)
+    async with opened(spare=400, step_ms=4.0, max_history=10_000, device=device) as bench:
+        urgent = [
+            asyncio.create_task(bench.pre_infer(f"c{k}", numbered(1_000, salt=k), within=LONG_S)) for k in range(2, 5)
+        ]
+        long = asyncio.create_task(bench.pre_infer("long", numbered(10_000), context=told, within=1.35 * LONG_S))
+        await asyncio.gather(*urgent)
+        await asyncio.sleep(0.3 * LONG_S)
+        assert (await bench.rank("u", numbered(400, salt=1), within=0.76 * LONG_S)).path is Path.FULL
+        assert await long is PreInferOutcome.NO_CAPACITY
+        await bench.settle()
+        run = device.appended
+        assert (await bench.rank("long", numbered(10_000), context=told)).path is Path.EXTENDED
+        assert 6_000 < device.appended - run < 7_500
+
+
+@in_virtual_time
+async def test_a_prefix_is_not_given_up_for_a_rank_that_what_is_in_flight_makes_late() -> None:
+    """Its deadline has passed, a step of it is in flight, and one more is to come."""
+    async with opened(spare=400, step_ms=20.0, max_history=10_000) as bench:
+        long = asyncio.create_task(bench.pre_infer("long", numbered(10_000), within=0.1006))
+        await bench.rank("c", numbered(4_000, salt=2), within=0.05)
+        assert await long is PreInferOutcome.FAILED
+        while (left_s := bench.engine._open_loop().device.left_s) < 0.018:
+            await asyncio.sleep(1e-4)
+        began = bench.now
+        with pytest.raises(Overloaded):
+            await bench.rank("u", numbered(400, salt=1), within=left_s + 0.002)
+        assert bench.now == began
+        await bench.settle()
+        assert (await bench.rank("long", numbered(10_000))).path is Path.RESIDENT
+
+
+@in_virtual_time
+async def test_what_is_given_up_is_not_counted_as_work_to_come() -> None:
+    async with a_long_prefix_in_front(pre_infer_share=0.99) as (bench, long):
+        await bench.rank("u", numbered(400, salt=1), within=1.08 * LONG_S)
+        assert await long is PreInferOutcome.NO_CAPACITY
+        assert await bench.pre_infer("next", numbered(400, salt=2), within=0.1 * LONG_S) is PreInferOutcome.COMPUTED
 
 
 @in_virtual_time

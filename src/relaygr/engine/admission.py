@@ -39,7 +39,8 @@ class Backlog:
         return self._seconds
 
     def add(self, seconds: float) -> None:
-        self._seconds += seconds
+        """Less than none: of what was admitted so much is not to run."""
+        self._seconds = max(0.0, self._seconds + seconds)
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,7 @@ class Builds:
             due=due,
             order=next(self._orders),
             launched=base,
+            done=base,
             keep=keep,
             pre_infer=isinstance(work, PreInfer),
         )
@@ -183,6 +184,8 @@ class Builds:
     def ran(self, build: Build, high: int, *, well: bool) -> None:
         """A launched chunk or copy has ended; if well, the pages hold `high` tokens."""
         build.in_flight -= 1
+        if well:
+            build.done = high
         if build.source is not None:
             build.source.release()
         if build.state is BuildState.APPENDING:

@@ -170,9 +170,18 @@ class EngineLoop:
         self._answer(call, PreInferOutcome.FAILED)
 
     def _give_up_build(self, build: Build) -> None:
-        """Its time is better spent on others. Nobody waits for it but pre-infers, which are refused after all."""
+        """Its time is better spent on others. Nobody waits for it but pre-infers, which are refused after all.
+
+        What has run of it is kept, where that is more than was there: its rank goes on from that.
+        """
         for call, _ in build.calls:
             self._answer(call, PreInferOutcome.NO_CAPACITY)
+        self._backlog.add(-build.cost_s)
+        prefix, old = build.prefix, self.tier.find(build.prefix.user)
+        length = (build.done - prefix.lineage.context_tokens) // PAGE * PAGE
+        more = build.done > build.base and length > (0 if old is None else old.length)
+        if more and build.keep and self._usable(prefix.lineage):
+            self.tier.install(prefix.first(length), self.visits.last(prefix.user))
         self.claims.end_where(lambda claim: claim.build is build, build.prefix.user)
         self.builds.abandon_if_unwanted(build)
 

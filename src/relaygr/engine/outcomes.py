@@ -45,7 +45,8 @@ class PreInferOutcome(StrEnum):
     NO_MEMORY = "NO_MEMORY"
     """Refused: too much of the device cache is leased."""
     NO_CAPACITY = "NO_CAPACITY"
-    """Refused: pre-inference has more work queued than its share of device time can finish by the deadline."""
+    """Refused: pre-inference has more work queued than its share of device time can finish by the deadline. Or given up
+    later, for a rank that it would have made late."""
     FAILED = "FAILED"
     """Not there by its deadline, or the device failed."""
 

@@ -36,7 +36,7 @@ DOUBT: Final = 0.1
 """How much longer than predicted what waits may take, beside twice what steps have been off on average: a device that
 others use, too, is slow for a while rather than for a step."""
 COSTLIER: Final = 2.0
-"""How many times what a rank takes a prefix must take to be given up for it."""
+"""How many times what a rank has to run must be left of a prefix that is given up for it."""
 SAFETY: Final = 0.8
 """The share of the time left that a truncated rank is cut to fit."""
 
@@ -169,8 +169,8 @@ class Ranks:
 
         To try it all the same would make those late that come behind it, and they those behind them. Where nobody else
         waits there is no harm in trying, however likely it is to fail.
-        A prefix in front that takes much longer, and whose own rank has not come yet, is given up where that is enough:
-        as many more may be answered as fit into its time, and its rank may find the time for it yet.
+        A prefix in front that has much more left to run, and whose own rank has not come yet, is given up where that is
+        enough: others may be answered in its time, and its rank may find the time for the rest of it yet.
         """
         if rank.deadline == math.inf or (self._on_miss == "truncate" and option.source is not Source.RESIDENT):
             return True
@@ -185,15 +185,15 @@ class Ranks:
         if arrives + own > needed:
             return True
 
-        def late(*but: Build | None) -> bool:
-            others = self.queue.before_append_s(due, but) if work_s else self.queue.before_score_s(due)
+        def late(others: float) -> bool:
             ready = max(arrives, now + self._device.left_s + others) + own
-            return others > 0 and ready + (DOUBT + 2 * self._cost.off) * others > needed
+            return ready + (DOUBT + 2 * self._cost.off) * others > needed
 
-        if not late(joined):
+        others = self.queue.before_append_s(due, (joined,)) if work_s else self.queue.before_score_s(due)
+        if not others or not late(others):
             return True
         costliest = self.queue.costliest(due, COSTLIER * work_s) if work_s else None
-        if costliest is None or late(joined, costliest):
+        if costliest is None or late(self.queue.before_append_s(due, (joined, costliest))):
             return False
         self._give_up(costliest)
         return True

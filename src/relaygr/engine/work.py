@@ -109,6 +109,7 @@ class Build:
     order: int
     state: BuildState = BuildState.APPENDING
     launched: int = 0
+    done: int = 0
     in_flight: int = 0
     """Steps and copies that touch its pages now."""
     page_copy: tuple[int, int] | None = None

@@ -136,7 +136,7 @@ class PreInferReply(msgspec.Struct, kw_only=True):
     """What was decided about a signal."""
 
     decision: str
-    """ADMIT: it will be made; RESIDENT: it is there; NO_MEMORY, NO_CAPACITY: refused, and the rank does without."""
+    """ADMIT: it is begun; RESIDENT: it is there; NO_MEMORY, NO_CAPACITY: refused, and the rank does without."""
     slot: str
     """Send the rank there."""
     wait_ms: float
