@@ -17,7 +17,6 @@ from rich.table import Table
 
 from common import write_result
 from headline_plan import probe_at
-from relaygr.lab.simulate import simulate
 from relaygr.serving.modes import Mode
 from trigger import measured
 
@@ -36,10 +35,7 @@ def one(mode: Mode, times: float, seed: int) -> dict[str, Any]:
     group, row, plan = measured()
     device = plan.measured(row, group.candidates, mode)
     probe = probe_at(row, group, device, mode, times * limit(mode), plan.n[row.name])
-    trace = replace(probe, workload=replace(probe.workload, seed=seed)).trace()
-    run = simulate(
-        device.costs, device.page_bytes, device.config, trace, mode, probe.budgets, probe.tuning, lived_s=probe.lived_s
-    )
+    run = device.run(replace(probe, workload=replace(probe.workload, seed=seed)))
     return {"requests": run.requests, "refused": run.failed["Overloaded"], "late": run.failed["DeadlineExceeded"]}
 
 

@@ -20,7 +20,6 @@ from relaygr.config import EngineConfig
 from relaygr.lab.limits import guess_rate
 from relaygr.lab.outcome import Budgets
 from relaygr.lab.probe import Device, Probe
-from relaygr.lab.simulate import simulate
 from relaygr.lab.tuning import Tuning
 from relaygr.lab.workload import STAGE_SPREAD, Workload
 from relaygr.serving.modes import Mode
@@ -127,11 +126,7 @@ def highest(point: Point, mode: Mode) -> Limit | None:
     alone_s = device.full_s(longest, point.workload.candidates)
     returning = point.workload.reuse > 0
     found = guess_rate(device, at, mode, quantiles.mean, point.workload.candidates, returning=returning)
-    probe = at(mode, found)
-    run = simulate(
-        device.costs, device.page_bytes, device.config, probe.trace(), mode, BUDGETS, probe.tuning,
-        lived_s=probe.lived_s,
-    )  # fmt: skip
+    run = device.run(at(mode, found))
     if not run.holds(BUDGETS):
         return None
     failed = [bool(record.failure) for record in run.records if record.length > longest // 2]

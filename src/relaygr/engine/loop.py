@@ -172,18 +172,16 @@ class EngineLoop:
     def _give_up_build(self, build: Build) -> None:
         """Its time is better spent on others. Nobody waits for it but pre-infers, which are refused after all.
 
-        What has run of it is kept, where that is more than was there: its rank goes on from that.
+        What has run of it is kept: its rank goes on from that.
         """
         for call, _ in build.calls:
             self._answer(call, PreInferOutcome.NO_CAPACITY)
         self._backlog.add(-build.cost_s)
-        prefix, old = build.prefix, self.tier.find(build.prefix.user)
+        prefix = build.prefix
         length = (build.done - prefix.lineage.context_tokens) // PAGE * PAGE
-        more = build.done > build.base and length > (0 if old is None else old.length)
-        if more and build.keep and self._usable(prefix.lineage):
-            self.tier.install(prefix.first(length), self.visits.last(prefix.user))
-        self.claims.end_where(lambda claim: claim.build is build, build.prefix.user)
-        self.builds.abandon_if_unwanted(build)
+        if build.done > build.base and length > 0 and build.keep and self._usable(prefix.lineage):
+            self._keep(prefix.first(length))
+        self.claims.end_where(lambda claim: claim.build is build, prefix.user)  # and with the last the build
 
     def _admit(self, call: PreInfer, cost_s: float, pages: int) -> bool:
         """Whether it may take these pages and this time; else it is answered. Time it was admitted for is not asked of

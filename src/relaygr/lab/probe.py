@@ -10,7 +10,7 @@ from typing import Any, Final
 from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts
 from relaygr.errors import InvalidInput
-from relaygr.lab.outcome import Budgets
+from relaygr.lab.outcome import Budgets, Run
 from relaygr.lab.simulate import simulate
 from relaygr.lab.trace import Trace
 from relaygr.lab.tuning import Tuning
@@ -116,11 +116,14 @@ class Device:
 
     def simulate(self, probe: Probe) -> dict[str, Any]:
         """What the probe would tell, by the simulator."""
-        run = simulate(
+        return self.run(probe, hopeless=True).told(probe.budgets)
+
+    def run(self, probe: Probe, *, hopeless: bool = False) -> Run:
+        """What would become of the probe's requests, by the simulator. See `replay`."""
+        return simulate(
             self.costs, self.page_bytes, self.config, probe.trace(), probe.mode, probe.budgets, probe.tuning,
-            lived_s=probe.lived_s, hopeless=True,
+            lived_s=probe.lived_s, hopeless=hopeless,
         )  # fmt: skip
-        return run.told(probe.budgets)
 
 
 @dataclass(frozen=True)
