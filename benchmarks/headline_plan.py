@@ -113,10 +113,10 @@ class Plan:
     """By row: some length, and milliseconds of a rank in full there alone: in one piece, and in the relay's steps."""
 
     rough: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The same by rule of thumb, where simulating took too long."""
+    """Where to begin instead: by rule of thumb, where simulating took too long, or what an earlier search had found."""
 
     def begin(self, row: str, mode: Mode) -> float:
-        return self.guesses.get(row, {}).get(mode) or self.rough[row][mode]
+        return self.rough.get(row, {}).get(mode) or self.guesses[row][mode]
 
     def measured(self, row: Row, candidates: int, mode: Mode = Mode.FULL) -> Device:
         """The device, with costs put right by what a rank took."""
