@@ -139,11 +139,13 @@ class CudaRunner:
     def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
         inward = copy.direction is Direction.IN
         stream, layers = self._inward if inward else self._outward, self._mover.layers
+        behind = inward and copy.nearly is not None and copy.nearly_at < 1
         events: list[torch.cuda.Event] = []
         with torch.cuda.device(self._device):
             began = self._mark(stream)
             try:
-                for first, last in layer_cuts(layers) if inward else ((0, layers),):
+                # In parts only where something will read behind it: whole pages that lie side by side are one copy.
+                for first, last in layer_cuts(layers) if behind else ((0, layers),):
                     self._mover.move(copy, first, last, stream)
                     events += [self._mark(stream)] * (last - first)
                 if self._canary is not None:
@@ -163,7 +165,7 @@ class CudaRunner:
             self._events += {began, *events}
 
         future = self._fly(self._loads if inward else self._writes, events[-1], result, over)
-        if inward and copy.nearly is not None and copy.nearly_at < 1:
+        if behind and copy.nearly is not None:
             self._loads[-1].nearly = events[int(copy.nearly_at * layers)], copy.nearly
         return future
 
