@@ -9,14 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chart import Bar, Bars, bars
+from headline_tables import GPU, MODES, goals, headline, headline_picture, limits, maybe, others
 
 __all__ = ["PICTURES", "TABLES", "written"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-MODES = (("full", "full", "c"), ("cache", "cache", "b"), ("relay+host+extend", "relay", "a"))
-"""As results name them, as documents do, and in which colour."""
 SHOWN_CALLERS = (1, 16)
 CALLS = ("pre-infer", "rank resident", "rank extended", "rank reloaded", "rank full")
 
@@ -264,82 +262,6 @@ def soak() -> str:
     return "\n".join(lines)
 
 
-def headline() -> str:
-    """The relay against the same engine without it, on the GPU and at small scale on a CPU."""
-    small = "At small scale on a CPU (`d64`, 2 layers of 64, 64 candidates, float32, stages of 480 ms, 512 + 512 MiB)"
-    return _headline({"headline-h200": "One NVIDIA H200, bf16", "headline-cpu": small})
-
-
-def headline_on_gpu() -> str:
-    """The same, on the GPU alone."""
-    return _headline({"headline-h200": "One NVIDIA H200, bf16"})
-
-
-def _headline(files: dict[str, str]) -> str:
-    parts = []
-    for file, what in files.items():
-        result = _result(file)
-        lines = [
-            "| row | model | what | behaviours | budgets, ms | relay's reuse | `full` alone | `full` | `cache` | relay "
-            "| against `full` | against `cache` |",
-            "|---|---|---|---|---|---|---|---|---|---|---|---|",
-        ]
-        for name, detail in result["details"].items():
-            row = detail["row"]
-            by_length = detail["kind"] == "length"
-            ratio = row["length_ratio"] if by_length else row["throughput_ratio"]
-            kind = "longest history" if by_length else "requests a second"
-            what_held = f"{kind}, {detail['traffic']}"
-            held = [_held(detail, mode) for mode, _, _ in MODES]
-            cells = [
-                name, f"`{detail['shape']}`", what_held, f"{row['n']:,}" if row["n"] else "–",
-                "{:g} / {:g}".format(*row["budgets_ms"]), _maybe(row["reuse"], ".2f"),
-                _maybe(row["full_share"], ".0%"), *held,
-                _maybe(ratio["full"], ".2f", "×"), _maybe(ratio["cache"], ".2f", "×"),
-            ]  # fmt: skip
-            lines.append("| " + " | ".join(cells) + " |")
-        seen = [
-            simulated / detail["found"][mode]
-            for detail in result["details"].values()
-            for mode, simulated in detail["simulated"].items()
-            if detail["found"][mode]
-        ]
-        error = f"at {min(seen):.0%} to {max(seen):.0%} of what was found"
-        lines += ["", f"The simulator had seen these limits {error}."]
-        commits = dict.fromkeys(detail["commit"][:12] for detail in result["details"].values())
-        parts.append(f"{what}, commit {', '.join(commits)}:\n\n" + "\n".join(lines))
-    return "\n\n".join(parts)
-
-
-def _held(detail: dict[str, Any], mode: str) -> str:
-    """What the mode holds in this row: behaviours, or requests a second."""
-    return _maybe(detail["found"][mode], ",.0f" if detail["kind"] == "length" else ".3g")
-
-
-def headline_picture() -> str:
-    """What each mode holds on the GPU, as many times what `full` holds."""
-    groups = []
-    for detail in _result("headline-h200")["details"].values():
-        row, found, by_length = detail["row"], detail["found"], detail["kind"] == "length"
-        unit = " behaviours" if by_length else " a second"
-        held = []
-        for mode, name, colour in MODES:
-            times = found[mode] / found["full"] if found[mode] and found["full"] else None
-            shown = _held(detail, mode) + (unit if found[mode] else "")
-            held.append(Bar(name, colour, times, shown + (f", {times:.2f}×" if times and name != "full" else "")))
-        what = "longest history" if by_length else f"highest rate, {row['n']:,} behaviours"
-        ranking, pipeline = row["budgets_ms"]
-        reuse = "" if row["reuse"] is None else f", reuse {row['reuse']:.2f}"
-        returning = "nobody returns" if row["reuse"] == 0 else detail["traffic"] + reuse
-        groups.append(Bars(f"{detail['shape']}: {what}", f"{ranking:g} / {pipeline:g} ms, {returning}", held))
-    about = "Bars: times what full holds in that row. Budgets: ranking / pipeline."
-    return bars("What holds within the same budgets, on one NVIDIA H200", about, groups)
-
-
-def _maybe(value: float | None, form: str, unit: str = "") -> str:
-    return "none" if value is None else format(value, form) + unit
-
-
 def sensitivity() -> str:
     """Simulated: the highest rates within the budgets, one condition changed at a time."""
     result = _result("sensitivity-simulated")
@@ -349,8 +271,8 @@ def sensitivity() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
-        rates = [_maybe(row["rates"][mode], ".1f") for mode in ("full", "cache", "relay")]
-        ratios = [_maybe(row[f"against_{mode}"], ".2f", "×") for mode in ("full", "cache")]
+        rates = [maybe(row["rates"][mode], ".1f") for mode in ("full", "cache", "relay")]
+        ratios = [maybe(row[f"against_{mode}"], ".2f", "×") for mode in ("full", "cache")]
         lines.append("| " + " | ".join((row["condition"], row["value"], *rates, *ratios)) + " |")
     stages, (ranking, pipeline) = " + ".join(f"{ms:g}" for ms in base["stages_ms"]), result["budgets_ms"]
     lines += [
@@ -366,8 +288,19 @@ def sensitivity() -> str:
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"headline": headline_on_gpu, "gpu-calls": gpu_calls, "length": length, "next-items": next_items},
-    "docs/lab.md": {"headline": headline, "sensitivity": sensitivity},
+    "README.md": {
+        "headline": lambda: headline(GPU),
+        "gpu-calls": gpu_calls,
+        "length": length,
+        "next-items": next_items,
+    },
+    "docs/lab.md": {
+        "headline": headline,
+        "headline-goals": goals,
+        "headline-limits": limits,
+        "headline-others": others,
+        "sensitivity": sensitivity,
+    },
     "docs/kernels.md": {"kernel-targets": kernel_targets},
     "docs/engine.md": {"gpu-targets": gpu_targets, "gpu-loads": gpu_loads, "overload": overload},
     "docs/relay.md": {"serving": serving, "soak": soak},

@@ -1,0 +1,200 @@
+"""The headline's tables and its picture, made from the table's file and from the probes behind it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chart import Bar, Bars, bars
+
+__all__ = ["GPU", "MODES", "goals", "headline", "headline_picture", "limits", "maybe", "others"]
+
+RESULTS = Path(__file__).resolve().parent / "results"
+GPU = {"headline-h200": "One NVIDIA H200, bf16"}
+CPU = {
+    "headline-cpu": "At small scale on a CPU (`d64`, 2 layers of 64, 64 candidates, float32, stages of 480 ms, "
+    "512 + 512 MiB)"
+}
+MODES = (("full", "full", "c"), ("cache", "cache", "b"), ("relay+host+extend", "relay", "a"))
+"""As results name them, as documents do, and in which colour."""
+OTHERS = ("truncate", "relay", "relay+host", "always trigger", "never trigger")
+GOALS = {
+    "half-10": 4.0, "half-20": 4.0, "half-50": 4.0, "refresh-32k": 3.5, "refresh-128k": 5.0,
+    "length-10": 3.0, "length-50": 1.6, "length-50-warm": 4.0, "dlrmv3": 1.6,
+}  # fmt: skip
+"""On the GPU: so many times what `full` holds; and more than `cache` does, in each."""
+
+
+def headline(files: dict[str, str] = GPU | CPU) -> str:
+    """The relay against the same engine without it."""
+    return "\n\n".join(f"{_about(file, what)}:\n\n{_rows(file)}" for file, what in files.items())
+
+
+def _about(file: str, what: str) -> str:
+    commits = dict.fromkeys(detail["commit"][:12] for detail in _result(file)["details"].values())
+    return f"{what}, commit {', '.join(commits)}"
+
+
+def _rows(file: str) -> str:
+    lines = [
+        "| row | model | what | behaviours | budgets, ms | relay's reuse | `full` alone | `full` | `cache` | relay "
+        "| against `full` | against `cache` |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    details = _result(file)["details"]
+    for name, detail in details.items():
+        row = detail["row"]
+        by_length = detail["kind"] == "length"
+        ratio = row["length_ratio"] if by_length else row["throughput_ratio"]
+        kind = "longest history" if by_length else "requests a second"
+        what_held = f"{kind}, {detail['traffic']}"
+        held = [_held(detail, mode) for mode, _, _ in MODES]
+        cells = [
+            name, f"`{detail['shape']}`", what_held, f"{row['n']:,}" if row["n"] else "–",
+            "{:g} / {:g}".format(*row["budgets_ms"]), maybe(row["reuse"], ".2f"),
+            maybe(row["full_share"], ".0%"), *held,
+            maybe(ratio["full"], ".2f", "×"), maybe(ratio["cache"], ".2f", "×"),
+        ]  # fmt: skip
+        lines.append(_line(cells))
+    seen = [
+        simulated / detail["found"][mode]
+        for detail in details.values()
+        for mode, simulated in detail["simulated"].items()
+        if detail["found"][mode]
+    ]
+    error = f"at {min(seen):.0%} to {max(seen):.0%} of what was found"
+    lines += ["", f"The simulator had seen these limits {error}."]
+    return "\n".join(lines)
+
+
+def _held(detail: dict[str, Any], mode: str) -> str:
+    """What the mode holds in this row: behaviours, or requests a second."""
+    return maybe(detail["found"][mode], ",.0f" if detail["kind"] == "length" else ".3g")
+
+
+def goals() -> str:
+    """What was aimed for on the GPU, and whether it was reached."""
+    lines = ["| row | goal, of `full` | measured | | of `cache` | |", "|---|---|---|---|---|---|"]
+    details = _result("headline-h200")["details"]
+    for name, goal in GOALS.items():
+        detail = details[name]
+        ratio = detail["row"]["length_ratio" if detail["kind"] == "length" else "throughput_ratio"]
+        full = "reached" if ratio["full"] is not None and ratio["full"] >= goal else "**missed**"
+        cache = "reached" if ratio["cache"] is not None and ratio["cache"] > 1 else "**missed**"
+        measured = maybe(ratio["full"], ".2f", "×"), full, maybe(ratio["cache"], ".2f", "×"), cache
+        lines.append(_line((name, f"{goal:g}×", *measured)))
+    return "\n".join(lines)
+
+
+def limits() -> str:
+    """Every probe at what was found, and at the least above it that was tried."""
+    lines = [
+        "| row | mode | holds | times held | requests a probe | failed | device busy | ranking P99, ms "
+        "| brought back from the host | sender late at P99, ms | the next above, failed |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for file in GPU | CPU:
+        searched = [probe for probe in _probes(file) if not probe.get("other")]
+        for name, detail in _result(file)["details"].items():
+            for mode, shown, _ in MODES:
+                if detail["found"][mode] is not None:
+                    ours = [probe for probe in searched if (probe["row"], probe["probe"]["mode"]) == (name, mode)]
+                    shown_mode = shown if shown == "relay" else f"`{shown}`"
+                    lines.append(_line((name, shown_mode, *_limit(detail, mode, ours))))
+    return "\n".join(lines)
+
+
+def _limit(detail: dict[str, Any], mode: str, probes: Sequence[dict[str, Any]]) -> list[str]:
+    by_value: dict[float, list[dict[str, Any]]] = {}
+    for probe in probes:
+        by_value.setdefault(_value(detail, probe), []).append(probe["told"])
+    there = by_value[detail["found"][mode]]
+    held = [told for told in there if told["within budgets"]]
+    above = min((value for value in by_value if value > detail["found"][mode]), default=None)
+    return [
+        _held(detail, mode),
+        f"{len(held)} of {len(there)}",
+        _several([told["requests"] for told in there], ",d"),
+        _several([told["failed"] for told in there], ".1%"),
+        _several([told["device busy"] for told in held], ".0%"),
+        _several([told["ranking P99"] for told in held], ".3g"),
+        _several([told["reloaded"] for told in held if "reloaded" in told], ".0%"),
+        _several([told["sender late P99"] for told in held], ".2g"),
+        "" if above is None else f"{above:,g}: " + _several([told["failed"] for told in by_value[above]], ".1%"),
+    ]
+
+
+def others() -> str:
+    """The other modes at the rate that the relay holds, or held before where that is said."""
+    lines = [_line(("row", *(f"`{mode}`" for mode in OTHERS))), "|---" * (len(OTHERS) + 1) + "|"]
+    for file in GPU | CPU:
+        known = {
+            (probe["row"], probe["probe"]["mode"]): probe
+            for probe in (*_probes(file, "earlier-"), *_probes(file))
+            if probe.get("other")
+        }
+        for name, detail in _result(file)["details"].items():
+            if any((name, mode) in known for mode in OTHERS):
+                cells = [_other(detail, known[name, mode]) if (name, mode) in known else "" for mode in OTHERS]
+                lines.append(_line([name, *cells]))
+    return "\n".join(lines)
+
+
+def _other(detail: dict[str, Any], probe: dict[str, Any]) -> str:
+    told, workload = probe["told"], probe["probe"]["workload"]
+    truncated = sum(share for path, share in told["paths"].items() if path == "TRUNCATED")
+    shares = f"{told['failed']:.1%} failed" + (f", {truncated:.0%} truncated" if truncated else "")
+    verdict = f"holds: {shares}" if told["within budgets"] else f"fails: {shares} of {told['requests']:,}"
+    if (workload["rate"], int(workload["lengths"])) == (detail["found"]["relay+host+extend"], detail["row"]["n"]):
+        return verdict
+    length = "" if int(workload["lengths"]) == detail["row"]["n"] else f" of {int(workload['lengths']):,}"
+    return f"{verdict} (at {workload['rate']:g}{length})"
+
+
+def _value(detail: dict[str, Any], probe: dict[str, Any]) -> float:
+    """What was searched for in this row, as the probe had it."""
+    workload = probe["probe"]["workload"]
+    return float(workload["lengths"] if detail["kind"] == "length" else workload["rate"])
+
+
+def _several(values: Sequence[float], form: str) -> str:
+    """In the order of their sizes, those that look alike once."""
+    return " / ".join(dict.fromkeys(format(value, form) for value in sorted(values)))
+
+
+def headline_picture() -> str:
+    """What each mode holds on the GPU, as many times what `full` holds."""
+    groups = []
+    for detail in _result("headline-h200")["details"].values():
+        row, found, by_length = detail["row"], detail["found"], detail["kind"] == "length"
+        unit = " behaviours" if by_length else " a second"
+        held = []
+        for mode, name, colour in MODES:
+            times = found[mode] / found["full"] if found[mode] and found["full"] else None
+            shown = _held(detail, mode) + (unit if found[mode] else "")
+            held.append(Bar(name, colour, times, shown + (f", {times:.2f}×" if times and name != "full" else "")))
+        what = "longest history" if by_length else f"highest rate, {row['n']:,} behaviours"
+        ranking, pipeline = row["budgets_ms"]
+        reuse = "" if row["reuse"] is None else f", reuse {row['reuse']:.2f}"
+        returning = "nobody returns" if row["reuse"] == 0 else detail["traffic"] + reuse
+        groups.append(Bars(f"{detail['shape']}: {what}", f"{ranking:g} / {pipeline:g} ms, {returning}", held))
+    about = "Bars: times what full holds in that row. Budgets: ranking / pipeline."
+    return bars("What holds within the same budgets, on one NVIDIA H200", about, groups)
+
+
+def maybe(value: float | None, form: str, unit: str = "") -> str:
+    return "none" if value is None else format(value, form) + unit
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _result(file: str) -> Any:
+    return json.loads((RESULTS / f"{file}.json").read_text())
+
+
+def _probes(file: str, which: str = "") -> list[dict[str, Any]]:
+    """Those of the table, or of before; none where there is no such file."""
+    path = RESULTS / f"{file}-{which}probes.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
