@@ -67,8 +67,8 @@ async def replay_over_http(
             if samples is not None and every and index % every == 0 and answer.reply is not None and answer.scores:
                 samples.append(_sample(trace, index, answer, histories))
     if run.requests:
-        run.reused = max(0.0, 1 - (after.made - before.made) / run.requests)
         run.resident_left = after.left - before.left
+        run.reused = min(1.0, (after.extended - before.extended + run.resident_left) / run.requests)
         device_s = max((after.at - before.at) * after.instances, 1e-9)
         run.device_busy = max(after.busy_s - before.busy_s, 0.0) / device_s  # an instance may have begun anew
         run.pre_infer_share = max(after.pre_infer_s - before.pre_infer_s, 0.0) / device_s
@@ -119,10 +119,10 @@ class _Counts(NamedTuple):
 
     at: float
     instances: int
-    made: int
-    """Prefixes begun from nothing."""
+    extended: int
+    """Prefixes made from a part of them that an earlier request had left."""
     left: int
-    """Resident ones that an earlier request had left."""
+    """Whole ones."""
     busy_s: float
     pre_infer_s: float
 
@@ -137,7 +137,7 @@ async def _counts(servers: Servers) -> _Counts:
     return _Counts(
         time.monotonic(),
         len(told),
-        sum(status["counts"]["sources"].get("NOTHING", 0) for status in told),
+        sum(status["counts"]["sources"].get(source, 0) for status in told for source in ("DEVICE", "HOST")),
         sum(status["engine"]["resident_left_by_earlier"] for status in told),
         sum(status["engine"]["device_busy_s"] for status in told),
         sum(status["counts"]["pre_infer_busy_s"] for status in told),

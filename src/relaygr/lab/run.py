@@ -132,17 +132,19 @@ class _Counts:
     at: float
     busy_s: float
     pre_infer_s: float
-    from_nothing: int
+    extended: int
+    """Prefixes made from a part of them that an earlier request had left."""
     left: int
+    """Whole ones."""
     reloads: int
 
     @staticmethod
     def of(engine: Engine) -> "_Counts":
         counts, status = engine.counts(), engine.status()
-        made = counts.sources.get(Source.NOTHING, 0)
-        now = engine.clock.now()
+        extended = sum(counts.sources.get(source, 0) for source in (Source.DEVICE, Source.HOST))
         left = status.resident_left_by_earlier
-        return _Counts(now, status.device_busy_s, counts.pre_infer_busy_s, made, left, counts.reloads)
+        busy = status.device_busy_s, counts.pre_infer_busy_s
+        return _Counts(engine.clock.now(), *busy, extended, left, counts.reloads)
 
 
 class _Driver:
@@ -247,9 +249,9 @@ class _Driver:
         run, before, now = self._run, self._before, _Counts.of(self._engine)
         if before is not None and run.requests:
             wall = max(now.at - before.at, 1e-9)
-            run.reused = max(0.0, 1 - (now.from_nothing - before.from_nothing) / run.requests)
-            run.reloaded = (now.reloads - before.reloads) / run.requests
             run.resident_left = now.left - before.left
+            run.reused = min(1.0, (now.extended - before.extended + run.resident_left) / run.requests)
+            run.reloaded = (now.reloads - before.reloads) / run.requests
             run.device_busy = (now.busy_s - before.busy_s) / wall
             run.pre_infer_share = (now.pre_infer_s - before.pre_infer_s) / wall
             run.behind_ms = percentile(self._behind, 99) * 1e3
