@@ -129,6 +129,27 @@ async def test_a_rank_whose_prefix_is_nearly_there_is_not_crowded_out_by_what_co
 
 
 @in_virtual_time
+async def test_a_prefix_takes_its_turn_by_the_deadline_of_its_rank_once_that_has_come() -> None:
+    """It was due before the others by what its signal said, and has more time than they by what its rank says."""
+    work_s = COSTS.step + 400 * COSTS.token
+    async with opened(spare=200, step_ms=work_s * 1e3) as bench:
+        busy = [asyncio.create_task(bench.rank(f"busy {k}", numbered(400, salt=9 + k))) for k in range(2)]
+        await asyncio.sleep(0.1 * work_s)
+        signalled = asyncio.create_task(bench.pre_infer("u", numbered(400), within=2 * work_s))
+        await asyncio.sleep(0.1 * work_s)
+        ended = list[str]()
+
+        async def rank(user: str, salt: int, within: float) -> None:
+            await bench.rank(user, numbered(400, salt=salt), within=within * work_s)
+            ended.append(user)
+
+        patient = asyncio.create_task(rank("u", 0, 9.0))
+        await asyncio.sleep(0.1 * work_s)
+        await asyncio.gather(patient, *(rank(f"u{k}", k, 4.6) for k in (1, 2)), *busy, signalled)
+        assert ended == ["u1", "u2", "u"]
+
+
+@in_virtual_time
 async def test_a_reload_is_not_crowded_out_by_what_others_compute() -> None:
     """The device has no part in it, and it is nearly done."""
     costs = replace(COSTS, token=60e-6, page=2e-3)

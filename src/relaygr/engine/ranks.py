@@ -156,7 +156,7 @@ class Ranks:
             self._begin(rank, option)
         else:
             rank.path = rank.path.costlier(Path.WAITED)
-            joined.due = min(joined.due, rank.due)
+            joined.due = joined.due_for(rank)
             if exact:
                 self._builds.sources[option.source] += 1
                 self._join(rank, joined)
@@ -177,7 +177,7 @@ class Ranks:
         now, due, work_s = self._clock.now(), rank.due, option.device_s
         if joined is not None:  # this rank waits for what is left of it
             work_s += joined.cost_s
-            due = min(due, joined.due) if joined.prefix.length == len(rank.history) else due
+            due = joined.due_for(rank) if joined.prefix.length == len(rank.history) else due
         arrives = now
         if option.source is Source.HOST:
             arrives += self._cost.copy_s(-(-(rank.lineage.context_tokens + option.base) // PAGE))

@@ -140,6 +140,11 @@ class Build:
     def wanted(self) -> bool:
         return bool(self.claims) or not all(work.over for work in (*self.ranks, *self.waiting))
 
+    def due_for(self, rank: Rank) -> float:
+        """When it is due once this rank waits for it. What a pre-infer said was when a rank was expected: the first one
+        that comes hands it its own."""
+        return min(self.due, rank.due) if self.ranks or self.waiting else rank.due
+
     def hopeless(self, now: float) -> bool:
         """Whether it would be there for nobody: ranks alone want it, and it is given up when their deadlines come."""
         if self.claims or self.waiting or not self.ranks:

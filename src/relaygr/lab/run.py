@@ -78,7 +78,9 @@ async def replay(
     watching = asyncio.create_task(driver.watch(start))
     tasks = set()
     for index in range(first, len(trace)):
-        await asyncio.sleep(max(0.0, start + float(trace.at[index]) - engine.clock.now()))
+        wait_s = start + float(trace.at[index]) - engine.clock.now()
+        if wait_s > 0:  # whatever is due by now is sent at once: one for each turn of the loop would fall behind
+            await asyncio.sleep(wait_s)
         task = asyncio.create_task(driver.request(index, start))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -183,13 +185,13 @@ class _Driver:
         if trace.at[index] >= 0 and self._before is None:
             self._before = _Counts.of(engine)
         sent = start + float(trace.at[index])
+        if sent >= start:
+            self._behind.append(clock.now() - sent)
         length, count = int(trace.length[index]), int(trace.candidates[index])
         user, history = f"u{trace.user[index]}", self._histories.of(int(trace.user[index]), length)
         shape = Shape(length, candidates=count)
         decision, forecast = self._signal(user, history, shape)
         asked = sent + float(trace.retrieval_ms[index] + trace.pre_processing_ms[index]) / 1e3
-        if sent >= start:
-            self._behind.append(clock.now() - sent)
         await asyncio.sleep(max(0.0, asked - clock.now()))
         deadline = min(asked + self._budgets.ranking_ms / 1e3, sent + self._budgets.pipeline_ms / 1e3)
         items = self._histories.candidates(index, count)
