@@ -33,13 +33,15 @@ class Queue:
 
     def before_append_s(self, due: float, but: Collection[Build | None] = ()) -> float:
         """Of all that is not in flight and comes before an append due then, `but` for the tokens of these builds."""
-        work_s = sum([build.scoring_s + (0.0 if build in but else build.cost_s) for build in self._before(due)])
-        now = self._clock.now()
-        work_s += sum([
-            rank.cost_s
-            for rank in self._ready
-            if (rank.deadline < math.inf or rank.due <= due) and not rank.hopeless(now)
-        ])  # fmt: skip
+        now, work_s = self._clock.now(), 0.0
+        for build in self._before(due):
+            if build.ranks:
+                work_s += build.scoring_s
+            if build not in but:
+                work_s += build.cost_s
+        for rank in self._ready:
+            if (rank.deadline < math.inf or rank.due <= due) and not rank.hopeless(now):
+                work_s += rank.cost_s
         return self.in_steps(work_s)
 
     def before_score_s(self, due: float) -> float:
@@ -61,9 +63,10 @@ class Queue:
         return max(ahead, key=lambda build: build.cost_s, default=None)
 
     def _before(self, due: float) -> list[Build]:
-        """Builds that come before an append due then."""
+        """Builds that come before an append due then. They are many, and asked for with every call: most have no rank
+        yet, and nothing more is asked of these."""
         now = self._clock.now()
-        return [build for build in self._builds if build.due <= due and not build.hopeless(now)]
+        return [build for build in self._builds if build.due <= due and not (build.ranks and build.hopeless(now))]
 
     def in_steps(self, work_s: float) -> float:
         """This much work with what every step costs by itself."""
