@@ -180,7 +180,6 @@ class Headline:
                 plan.rough.setdefault(name, {})[mode.value] = self.rough(group, row, plan, mode)
                 continue
             plan.guesses.setdefault(name, {})[mode.value] = answer.result()
-            plan.rough.get(name, {}).pop(mode.value, None)
         plan.save()
         console.print(f"{group.name}: {plan.n}, unloaded {plan.unloaded}, guesses {plan.guesses}, {self.left():.0f} s")
 

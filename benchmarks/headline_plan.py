@@ -113,10 +113,13 @@ class Plan:
     """By row: some length, and milliseconds of a rank in full there alone: in one piece, and in the relay's steps."""
 
     rough: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Where to begin instead: by rule of thumb, where simulating took too long, or what an earlier search had found."""
+    """The same by rule of thumb, where simulating took too long."""
+    found: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The same by an earlier search, put in by hand: where to begin rather."""
 
     def begin(self, row: str, mode: Mode) -> float:
-        return self.rough.get(row, {}).get(mode) or self.guesses[row][mode]
+        known = (each.get(row, {}).get(mode) for each in (self.found, self.guesses, self.rough))
+        return next(value for value in known if value is not None)
 
     def measured(self, row: Row, candidates: int, mode: Mode = Mode.FULL) -> Device:
         """The device, with costs put right by what a rank took."""
@@ -137,7 +140,7 @@ class Plan:
         told = json.loads(path.read_text())
         known = Device.of(told["device"])
         unloaded = {row: (int(n), float(whole), float(steps)) for row, (n, whole, steps) in told["unloaded"].items()}
-        return Plan(path, known, told["n"], told["guesses"], unloaded, told.get("rough", {}))
+        return Plan(path, known, told["n"], told["guesses"], unloaded, told.get("rough", {}), told.get("found", {}))
 
 
 def tuning_of(row: Row, mode: Mode, device: Device, alone_s: float = 0.0) -> Tuning:

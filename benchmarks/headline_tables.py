@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from chart import Bar, Bars, bars
+from common import RESULTS
 
 __all__ = ["GPU", "MODES", "goals", "headline", "headline_picture", "limits", "maybe", "others"]
 
-RESULTS = Path(__file__).resolve().parent / "results"
 GPU = {"headline-h200": "One NVIDIA H200, bf16"}
 CPU = {
     "headline-cpu": "At small scale on a CPU (`d64`, 2 layers of 64, 64 candidates, float32, stages of 480 ms, "
@@ -24,7 +23,7 @@ GOALS = {
 }  # fmt: skip
 """On the GPU: so many times what `full` holds; and more than `cache` does, in each."""
 HALF_STEPS = {"rate": 1.06, "length": 1.04}
-"""Of a search: ratios nearer to 1 are not told apart from it."""
+"""Of a search: ratios above 1 by less are not told apart from it."""
 
 
 def headline(files: dict[str, str] = GPU | CPU) -> str:
@@ -87,7 +86,7 @@ def goals() -> str:
 
 
 def limits() -> str:
-    """Every probe at what was found, and what was tried above it."""
+    """Every probe at what was found, and of what was tried above it the least, and whatever held once."""
     lines = [
         "| row | mode | limit | requests | failed | ranking P99, ms | device busy | brought back from the host "
         "| sender late at P99, ms | tried above: failed |",
@@ -118,7 +117,7 @@ def _limit(detail: dict[str, Any], mode: str, probes: Sequence[dict[str, Any]]) 
         _failed(there),
         _each([told["ranking P99"] for told in there], ".3g"),
         _each([told["device busy"] for told in there], ".0%"),
-        _each([told["reloaded"] for told in there if "reloaded" in told], ".0%"),
+        _each([told["reloaded"] for told in there], ".0%") if all("reloaded" in told for told in there) else "",
         _each([told["sender late P99"] for told in there], ".2g"),
         "; ".join(f"{value:,g}: {_failed(by_value[value])}" for value in worth),
     ]
@@ -142,9 +141,9 @@ def others() -> str:
 
 def _other(detail: dict[str, Any], probe: dict[str, Any]) -> str:
     told, workload = probe["told"], probe["probe"]["workload"]
-    truncated = sum(share for path, share in told["paths"].items() if path == "TRUNCATED")
-    shares = f"{told['failed']:.1%} failed" + (f", {truncated:.0%} truncated" if truncated else "")
-    verdict = f"holds: {shares}" if told["within budgets"] else f"fails: {shares} of {told['requests']:,}"
+    truncated = told["paths"].get("TRUNCATED", 0.0)
+    verdict = f"{'holds' if told['within budgets'] else 'fails'}: {told['failed']:.1%} of {told['requests']:,} failed"
+    verdict += f", {truncated:.0%} truncated" if truncated else ""
     if (workload["rate"], int(workload["lengths"])) == (detail["found"]["relay+host+extend"], detail["row"]["n"]):
         return verdict
     length = "" if int(workload["lengths"]) == detail["row"]["n"] else f" of {int(workload['lengths']):,}"
@@ -162,7 +161,8 @@ def _each(values: Sequence[float | None], form: str) -> str:
 
 
 def _failed(probes: Sequence[dict[str, Any]]) -> str:
-    return " / ".join(f"{told['failed']:.1%}" + " ✓" * told["within budgets"] for told in probes)
+    """Of what was told of each probe."""
+    return " / ".join(f"{told['failed']:.1%}{' ✓' if told['within budgets'] else ''}" for told in probes)
 
 
 def headline_picture() -> str:

@@ -149,6 +149,25 @@ async def test_a_prefix_takes_its_turn_by_the_deadline_of_its_rank_once_that_has
         assert ended == ["u1", "u2", "u"]
 
 
+@pytest.mark.parametrize("first", ["a rank of another request", "a rank of a longer history"])
+@in_virtual_time
+async def test_a_patient_rank_does_not_postpone_a_prefix_that_another_is_expected_for(first: str) -> None:
+    work_s = COSTS.step + 400 * COSTS.token
+    longer = numbered(400)
+    expected = longer if first == "a rank of another request" else longer[:300]
+    async with opened(spare=200, step_ms=work_s * 1e3) as bench:
+        busy = [asyncio.create_task(bench.rank(f"busy {k}", numbered(400, salt=9 + k))) for k in range(2)]
+        await asyncio.sleep(0.1 * work_s)
+        signals = [asyncio.create_task(bench.pre_infer("u", expected, within=3 * work_s)) for _ in range(2)]
+        await asyncio.sleep(0.1 * work_s)
+        patient = asyncio.create_task(bench.rank("u", longer))
+        await asyncio.sleep(0.1 * work_s)
+        crowd = [asyncio.create_task(bench.rank(f"u{k}", numbered(400, salt=k), within=4.6 * work_s)) for k in (1, 2)]
+        await asyncio.sleep(2.7 * work_s)
+        assert (await bench.rank("u", expected, within=0.8 * work_s)).path in (Path.RESIDENT, Path.WAITED)
+        await asyncio.gather(*busy, *signals, patient, *crowd, return_exceptions=True)
+
+
 @in_virtual_time
 async def test_a_reload_is_not_crowded_out_by_what_others_compute() -> None:
     """The device has no part in it, and it is nearly done."""

@@ -2,6 +2,7 @@
 
     compute   ─[append graph]─[score graph]─●─[score graph]─●─ …                      ● an event, asked after
     copy in   ─[layers 0-3]●─[4, 5]●─[6]●─[7]●    a score that reads these pages waits for its layer, not for all
+                                                  (whole pages at once where none waits)
     copy out  ─[pages]──────────────────────●
 
 Launching takes the CPU a fraction of what the GPU needs: the loop plans and stages the next step while this one runs.
@@ -139,13 +140,13 @@ class CudaRunner:
     def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
         inward = copy.direction is Direction.IN
         stream, layers = self._inward if inward else self._outward, self._mover.layers
-        behind = inward and copy.nearly is not None and copy.nearly_at < 1
+        nearly = copy.nearly if inward and copy.nearly_at < 1 else None
         events: list[torch.cuda.Event] = []
         with torch.cuda.device(self._device):
             began = self._mark(stream)
             try:
                 # In parts only where something will read behind it: whole pages that lie side by side are one copy.
-                for first, last in layer_cuts(layers) if behind else ((0, layers),):
+                for first, last in layer_cuts(layers) if nearly is not None else ((0, layers),):
                     self._mover.move(copy, first, last, stream)
                     events += [self._mark(stream)] * (last - first)
                 if self._canary is not None:
@@ -165,8 +166,8 @@ class CudaRunner:
             self._events += {began, *events}
 
         future = self._fly(self._loads if inward else self._writes, events[-1], result, over)
-        if behind and copy.nearly is not None:
-            self._loads[-1].nearly = events[int(copy.nearly_at * layers)], copy.nearly
+        if nearly is not None:
+            self._loads[-1].nearly = events[int(copy.nearly_at * layers)], nearly
         return future
 
     def close(self) -> None:

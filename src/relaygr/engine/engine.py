@@ -105,7 +105,8 @@ class Engine:
         """Make the prefix of this history resident, and keep it for the rank that follows.
 
         Returns when it is there, or at once with the reason it was refused. `deadline` is when the rank is expected:
-        it orders the work; if ψ is not there by then the answer is FAILED while the work goes on until the lease ends.
+        it orders the work until that comes; if ψ is not there by then the answer is FAILED while the work goes on until
+        the lease ends.
         """
         return await self._begin_pre_infer(user, history, context, deadline).future
 

@@ -62,7 +62,8 @@ async def _measure(
         steps += await _steps(executor, served, pages, longest)
         for count in sorted({min(1, len(on_host)), len(on_host) // 2, len(on_host)} - {0}):
             for direction, source, target in ((Direction.OUT, pages, on_host), (Direction.IN, on_host, pages)):
-                copy = PageCopy(direction, source[:count], target[:count])
+                # As those come in that a rank waits for.
+                copy = PageCopy(direction, source[:count], target[:count], nearly=lambda: None, nearly_at=0.0)
                 for _ in range(_REPEATS):
                     with contextlib.suppress(Exception):
                         copies.append(((1.0, float(count)), await executor.copy(copy)))

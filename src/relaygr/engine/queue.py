@@ -34,7 +34,7 @@ class Queue:
     def before_append_s(self, due: float, but: Collection[Build | None] = ()) -> float:
         """Of all that is not in flight and comes before an append due then, `but` for the tokens of these builds."""
         now, work_s = self._clock.now(), 0.0
-        for build in self._before(due):
+        for build in self._before(due, now):
             if build.ranks:
                 work_s += build.scoring_s
             if build not in but:
@@ -58,14 +58,15 @@ class Queue:
     def costliest(self, due: float, more_than_s: float) -> Build | None:
         """Of prefixes that come before an append due then, and whose ranks have not come yet, the one that has most
         left to run, if that is more than so long."""
-        ahead = [build for build in self._before(due) if build.cost_s > more_than_s and not build.ranks]
+        ahead = [
+            build for build in self._before(due, self._clock.now()) if build.cost_s > more_than_s and not build.ranks
+        ]
         ahead = [build for build in ahead if build.pre_infer and not build.waiting]
         return max(ahead, key=lambda build: build.cost_s, default=None)
 
-    def _before(self, due: float) -> list[Build]:
+    def _before(self, due: float, now: float) -> list[Build]:
         """Builds that come before an append due then. They are many, and asked for with every call: most have no rank
         yet, and nothing more is asked of these."""
-        now = self._clock.now()
         return [build for build in self._builds if build.due <= due and not (build.ranks and build.hopeless(now))]
 
     def in_steps(self, work_s: float) -> float:

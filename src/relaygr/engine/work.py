@@ -141,9 +141,11 @@ class Build:
         return bool(self.claims) or not all(work.over for work in (*self.ranks, *self.waiting))
 
     def due_for(self, rank: Rank) -> float:
-        """When it is due once this rank waits for it. What a pre-infer said was when a rank was expected: the first one
-        that comes hands it its own."""
-        return min(self.due, rank.due) if self.ranks or self.waiting else rank.due
+        """When it is due once this rank waits for it. A pre-infer has said when its rank is expected: that one, if no
+        other is, hands it its own deadline. A rank that needs it only on the way does not."""
+        exact = self.prefix.length == len(rank.history)
+        alone = self.claims <= 1 and not self.ranks and not self.waiting
+        return rank.due if exact and alone else min(self.due, rank.due)
 
     def hopeless(self, now: float) -> bool:
         """Whether it would be there for nobody: ranks alone want it, and it is given up when their deadlines come."""

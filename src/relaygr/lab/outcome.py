@@ -57,7 +57,8 @@ class Run:
     records: list[Record] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
     reused: float = 0.0
-    """The share of requests for which a prefix was found, or a part of it, that an earlier one had left."""
+    """The share of requests for which nothing was begun from nothing: an earlier one had left a prefix, or they were
+    refused before anything was."""
     resident_left: int = 0
     """Of the RESIDENT: those whose prefix an earlier request had left."""
     device_busy: float = 0.0

@@ -16,7 +16,7 @@ from relaygr.lab.records import Record
 from relaygr.lab.run import Sample
 from relaygr.lab.servers import Servers
 from relaygr.lab.trace import Trace
-from relaygr.lab.traffic import Answer, Visit, replay
+from relaygr.lab.traffic import LEAD_S, Answer, Visit, replay
 from relaygr.serving.modes import Mode
 from relaygr.serving.wire import Behaviour, BehavioursBody
 
@@ -54,7 +54,7 @@ async def replay_over_http(
             done += 1
             progress("requests", done, len(visits))
 
-        begun = asyncio.create_task(_counts_at(servers, -float(trace.at[0]) if len(trace) else 0.0))
+        begun = asyncio.create_task(_counts_at(servers, LEAD_S - float(trace.at[0]) if len(trace) else 0.0))
         answers = await replay(servers.client, visits, int(trace.candidates.max(initial=1)), one)
         before, after = await begun, await _counts(servers)
     finally:
@@ -67,8 +67,8 @@ async def replay_over_http(
             if samples is not None and every and index % every == 0 and answer.reply is not None and answer.scores:
                 samples.append(_sample(trace, index, answer, histories))
     if run.requests:
-        run.resident_left = after.left - before.left
-        run.reused = min(1.0, (after.extended - before.extended + run.resident_left) / run.requests)
+        run.reused = max(0.0, 1 - (after.made - before.made) / run.requests)
+        run.resident_left = max(after.left - before.left, 0)
         device_s = max((after.at - before.at) * after.instances, 1e-9)
         run.device_busy = max(after.busy_s - before.busy_s, 0.0) / device_s  # an instance may have begun anew
         run.pre_infer_share = max(after.pre_infer_s - before.pre_infer_s, 0.0) / device_s
@@ -119,10 +119,10 @@ class _Counts(NamedTuple):
 
     at: float
     instances: int
-    extended: int
-    """Prefixes made from a part of them that an earlier request had left."""
+    made: int
+    """Prefixes begun from nothing."""
     left: int
-    """Whole ones."""
+    """Resident ones that an earlier request had left."""
     busy_s: float
     pre_infer_s: float
 
@@ -137,7 +137,7 @@ async def _counts(servers: Servers) -> _Counts:
     return _Counts(
         time.monotonic(),
         len(told),
-        sum(status["counts"]["sources"].get(source, 0) for status in told for source in ("DEVICE", "HOST")),
+        sum(status["counts"]["sources"].get("NOTHING", 0) for status in told),
         sum(status["engine"]["resident_left_by_earlier"] for status in told),
         sum(status["engine"]["device_busy_s"] for status in told),
         sum(status["counts"]["pre_infer_busy_s"] for status in told),

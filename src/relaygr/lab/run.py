@@ -29,6 +29,9 @@ __all__ = ["Sample", "replay"]
 
 _SLOT: Final = "here"
 _AT_ONCE: Final = 4
+_TOGETHER: Final = 16
+"""Requests that are sent in one turn of the event loop where they are due: with one a sender that is behind would fall
+behind further, and with all of them a busy loop would not get to the device."""
 _MOMENT_S: Final = 0.25
 _ANYTHING: Final = Candidates([0])
 """To rank only for what that leaves."""
@@ -79,8 +82,8 @@ async def replay(
     tasks = set()
     for index in range(first, len(trace)):
         wait_s = start + float(trace.at[index]) - engine.clock.now()
-        if wait_s > 0:  # whatever is due by now is sent at once: one for each turn of the loop would fall behind
-            await asyncio.sleep(wait_s)
+        if wait_s > 0 or index % _TOGETHER == 0:
+            await asyncio.sleep(max(wait_s, 0.0))
         task = asyncio.create_task(driver.request(index, start))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -134,19 +137,17 @@ class _Counts:
     at: float
     busy_s: float
     pre_infer_s: float
-    extended: int
-    """Prefixes made from a part of them that an earlier request had left."""
+    from_nothing: int
     left: int
-    """Whole ones."""
     reloads: int
 
     @staticmethod
     def of(engine: Engine) -> "_Counts":
         counts, status = engine.counts(), engine.status()
-        extended = sum(counts.sources.get(source, 0) for source in (Source.DEVICE, Source.HOST))
+        made = counts.sources.get(Source.NOTHING, 0)
+        now = engine.clock.now()
         left = status.resident_left_by_earlier
-        busy = status.device_busy_s, counts.pre_infer_busy_s
-        return _Counts(engine.clock.now(), *busy, extended, left, counts.reloads)
+        return _Counts(now, status.device_busy_s, counts.pre_infer_busy_s, made, left, counts.reloads)
 
 
 class _Driver:
@@ -251,9 +252,9 @@ class _Driver:
         run, before, now = self._run, self._before, _Counts.of(self._engine)
         if before is not None and run.requests:
             wall = max(now.at - before.at, 1e-9)
-            run.resident_left = now.left - before.left
-            run.reused = min(1.0, (now.extended - before.extended + run.resident_left) / run.requests)
+            run.reused = max(0.0, 1 - (now.from_nothing - before.from_nothing) / run.requests)
             run.reloaded = (now.reloads - before.reloads) / run.requests
+            run.resident_left = now.left - before.left
             run.device_busy = (now.busy_s - before.busy_s) / wall
             run.pre_infer_share = (now.pre_infer_s - before.pre_infer_s) / wall
             run.behind_ms = percentile(self._behind, 99) * 1e3

@@ -15,9 +15,9 @@ from relaygr import default
 from relaygr.serving.client import HttpClient, Response
 from relaygr.serving.wire import Behaviour, BehavioursBody, RecommendBody, RecommendReply
 
-__all__ = ["Answer", "Traffic", "Visit", "ask", "replay", "returning"]
+__all__ = ["LEAD_S", "Answer", "Traffic", "Visit", "ask", "replay", "returning"]
 
-_LEAD_S: Final = 0.5
+LEAD_S: Final = 0.5
 """How long before a request the behaviours are sent that it is to see."""
 _JSON: Final = (("content-type", "application/json"),)
 
@@ -104,7 +104,7 @@ async def replay(
 
     So the histories that requests see are the same whatever the servers' speed.
     """
-    start = time.monotonic() + _LEAD_S
+    start = time.monotonic() + LEAD_S
     last: dict[str, asyncio.Task[Answer]] = {}
     tasks = []
     for visit in visits:
@@ -122,7 +122,7 @@ async def _visit(
     due = start + visit.at
     if before is not None:
         await asyncio.wait((before,))
-    await _until(due - _LEAD_S)
+    await _until(due - LEAD_S)
     if visit.behaviours:
         body = msgspec.json.encode(BehavioursBody(user=visit.user, behaviours=list(visit.behaviours)))
         stored = await client.request("POST", "/v1/behaviours", body, dict(_JSON))
