@@ -17,7 +17,17 @@ from relaygr.engine.step import Direction, PageCopy, Step, StepResult
 from relaygr.history import PAGE
 from relaygr.model.config import MAX_CONTEXT
 
-__all__ = ["COSTS", "PAGE_BYTES", "Bench", "DeviceLost", "WatchedDevice", "corrected", "in_virtual_time", "opened"]
+__all__ = [
+    "COSTS",
+    "PAGE_BYTES",
+    "Bench",
+    "DeviceLost",
+    "WatchedDevice",
+    "corrected",
+    "in_virtual_time",
+    "opened",
+    "weigh_at_random",
+]
 
 P = ParamSpec("P")
 
@@ -113,7 +123,7 @@ class Bench:
     def state(self) -> dict[str, Any]:
         """What the engine holds now, without what it has counted."""
         counted = {"paths", "outcomes", "faults", "device_busy_s", "wait_ms", "written_back", "device_evictions"}
-        counted |= {"host_evictions", "resident_left_by_earlier", "prepared"}
+        counted |= {"host_evictions", "device_shortened", "host_shortened", "resident_left_by_earlier", "prepared"}
         counted |= {"cost_model", "cost_model_version", "cost_model_error"}
         return {name: value for name, value in asdict(self.engine.status()).items() if name not in counted}
 
@@ -209,6 +219,14 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
         run_virtual(test(*args, **kwargs))
 
     return run
+
+
+def weigh_at_random(engine: Engine, seed: int) -> None:
+    """Whatever prefixes are worth: any of them goes next, and any part of it."""
+    assert engine._loop is not None
+    draw = np.random.default_rng(seed)
+    for tier in (engine._loop.tier, engine._loop.host):
+        tier.worth = lambda held: draw.random(len(held.last))
 
 
 def corrected(history: History, at: int) -> History:

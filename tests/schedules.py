@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engines import weigh_at_random
 from oracle import oracle_scores
 from relaygr import Engine, EngineConfig, History, PreInferOutcome, Ranked, SteppedWindow
 from relaygr.clock import VirtualClock, VirtualTimeLoop, run_virtual
@@ -76,6 +77,8 @@ class Report:
     outcomes: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    shortened: int = 0
+    """How often a prefix lost a part of its head, in either tier."""
     worst: float = 0.0
     """Largest difference to the right scores, as a share of the tolerance."""
 
@@ -309,6 +312,8 @@ class Schedule:
         async with engine:
             if isinstance(executor, FaultyExecutor):
                 executor.active = True
+            if self.seed % 3:
+                weigh_at_random(engine, self.seed)
             for _ in range(actions):
                 await self.act(engine)
                 if self.random.random() < 0.5:
@@ -320,7 +325,9 @@ class Schedule:
                     break
             if self.random.random() < 0.8:  # else close on top of what is under way
                 await asyncio.gather(*self.tasks, return_exceptions=True)
-            self.report.faults.update(engine.status().faults)
+            status = engine.status()
+            self.report.faults.update(status.faults)
+            self.report.shortened = status.device_shortened + status.host_shortened
             self.closing = True
         await asyncio.gather(*self.tasks, return_exceptions=True)
         if self.failures:

@@ -110,7 +110,7 @@ def test_a_prefix_knows_what_it_was_made_of(length: int, context: list[int], sta
 
 def test_other_pages_are_the_same_prefix() -> None:
     held = prefix(numbered(300))
-    elsewhere = held.on(np.array([7, 5, 3], np.int64))
+    elsewhere = held.on(np.array([7, 5, 3], np.int64), 0)
     assert elsewhere.identity == held.identity
     assert elsewhere.pages.tolist() == [7, 5, 3]
     assert held.pages.tolist() == [0, 1, 2]
@@ -216,3 +216,17 @@ def test_an_empty_prefix_agrees_with_everything_and_holds_nothing() -> None:
     assert empty.agrees(numbered(300)) == empty.agrees(History.empty()) == 0
     assert empty.shares(prefix(numbered(300))) == 0
     assert prefix(numbered(300)).agrees(History.empty()) == 0
+
+
+def test_without_its_head_a_prefix_is_the_same_in_fewer_pages() -> None:
+    held = prefix(numbered(300))
+    short = held.without_head(1)
+    assert short.identity == held.identity
+    assert (short.missing, short.head, short.pages.tolist()) == (1, PAGE, held.pages.tolist()[1:])
+    assert short.without_head(1).missing == 2
+    assert short.first(300) is short
+    assert (short.first(256).length, short.first(256).pages.tolist()) == (256, held.pages.tolist()[1:2])
+    assert short.first(128).pages.tolist() == []
+    assert held.covers(short)
+    assert not short.covers(held)
+    assert short.agrees(numbered(300)) == 300

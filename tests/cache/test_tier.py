@@ -9,8 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from behaviours import numbered
 from relaygr.cache import HeldColumns, Lease, Lineage, Pages, Prefix, Tier
-from relaygr.history import History
+from relaygr.history import PAGE, History
 
 USERS = "abcdef"
 LINEAGE = Lineage("v", 0, b"", 0, 0)
@@ -382,3 +383,91 @@ def test_a_tier_without_room_refuses_and_holds_nothing(total: int) -> None:
     tier.touch("a")
     assert len(tier) == 0
     tier.pool.check()
+
+
+def of_tokens(tier: Tier, user: str, count: int) -> Prefix:
+    """A prefix that fills so many pages, and that nobody has pinned."""
+    pages = tier.reserve(count, NONE)
+    assert pages is not None
+    made = Prefix.of(user, LINEAGE, numbered(count * PAGE), pages)
+    tier.install(made)
+    tier.pool.unpin(pages)
+    return made
+
+
+def test_the_head_of_what_is_worth_the_least_goes_first() -> None:
+    tier = Tier(32)
+    tier.in_parts = True
+    tier.worth = lambda held: held.last * (PAGE + held.head)
+    for rate, user in enumerate("abcd", 1):
+        of_tokens(tier, user, 8)
+        tier.seen(user, float(rate))
+    of_tokens(tier, "e", 2)
+    shortened = {one.user: one.missing for one in tier if one.missing}
+    assert shortened == {"a": 4}  # as far as its pages are worth no more than the first of "d"
+    left = tier.find("a")
+    assert left is not None
+    assert len(left.pages) == 4
+    assert left.length == 8 * PAGE
+    assert tier.shortened == 1
+    assert tier.evictions == 0
+    tier.pool.check()
+
+
+def test_where_all_are_worth_the_same_each_loses_a_part() -> None:
+    tier = Tier(64)
+    tier.in_parts = True
+    tier.worth = lambda held: PAGE + held.head
+    for user in range(8):
+        of_tokens(tier, str(user), 8)
+    for user in range(8, 10):
+        of_tokens(tier, str(user), 8)
+    assert len(tier) == 10
+    assert max(one.missing for one in tier) == 2
+    assert tier.evictions == 0
+    for user in range(10, 100):
+        of_tokens(tier, str(user), 8)
+        tier.pool.check()
+    assert tier.evictions > 0
+    assert all(len(one.pages) for one in tier)
+
+
+def test_what_is_worth_nothing_goes_whole_and_before_any_head() -> None:
+    tier = Tier(32)
+    tier.in_parts = True
+    tier.worth = lambda held: np.where(held.last > 1, held.last, 0.0) * (PAGE + held.head)
+    for rate, user in enumerate("abcd", 1):
+        of_tokens(tier, user, 8)
+        tier.seen(user, float(rate))
+    of_tokens(tier, "e", 8)
+    assert [one.user for one in tier] == ["b", "c", "d", "e"]
+    assert tier.shortened == 0
+
+
+def test_a_prefix_that_someone_needs_keeps_its_head() -> None:
+    tier = Tier(32)
+    tier.in_parts = True
+    tier.worth = lambda held: PAGE + held.head
+    made = [of_tokens(tier, user, 8) for user in "abcd"]
+    with Lease(tier.pool, "a", made[0].pages[-1:], 1.0), Lease(tier.pool, "c", made[2].pages[:1], 1.0):
+        of_tokens(tier, "e", 4)
+        assert {one.user for one in tier if one.missing} == {"b", "d"}
+        assert tier.find("a") is made[0]
+        assert tier.find("c") is made[2]
+
+
+def test_without_its_head_it_is_not_there_twice_for_the_other_tier_and_the_other_is_for_it() -> None:
+    device, host = Tier(8), Tier(8)
+    device.other, host.other = host, device
+    made = of_tokens(device, "a", 4)
+    of_tokens(host, "a", 4)
+    assert device._held.columns.twice.tolist() == host._held.columns.twice.tolist() == [True]
+    device._shorten(made, 1)
+    assert device._held.columns.twice.tolist() == [True]
+    assert host._held.columns.twice.tolist() == [False]
+    assert device._held.columns.head.tolist() == [PAGE]
+    found = host.find("a")
+    assert found is not None
+    host._shorten(found, 2)
+    assert device._held.columns.twice.tolist() == [False]
+    assert host._held.columns.twice.tolist() == [True]

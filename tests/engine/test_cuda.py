@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from engines import weigh_at_random
 from relaygr import Candidates, Engine, EngineConfig, History, build_model
 from relaygr.engine import pinned
 from relaygr.engine.cost import CostModel
@@ -190,9 +191,13 @@ def test_random_interleavings_give_the_scores_of_full_inference(family: Family, 
     async def main() -> None:
         served = model(family)
         async with Engine(served, config(canary=canary)) as engine:
+            if seed:  # heads go, too
+                weigh_at_random(engine, seed)
             caller = Caller(engine, seed, users=12)
             await caller.turns(300, at_once=8)
-            assert engine.status().faults == {}
+            status = engine.status()
+            assert status.faults == {}
+            assert bool(seed) <= bool(status.device_shortened)
             assert {"RESIDENT", "EXTENDED", "RELOADED", "FULL"} <= set(caller.paths), caller.paths
             await assert_exact(engine, caller.answers, {0: served})
 
@@ -206,6 +211,7 @@ def test_faults_are_misses(seed: int) -> None:
         device = FaultyExecutor(TorchExecutor(), Faults(refuse=0.04, fail=0.08, fail_after=0.08), seed)
         device.active = False
         async with Engine(served, config(), executor=device) as engine:
+            weigh_at_random(engine, seed)
             device.active = True
             caller = Caller(engine, seed, users=12)
             await caller.turns(300, at_once=8)

@@ -9,11 +9,17 @@ __all__ = ["Held", "HeldColumns"]
 
 
 class HeldColumns(NamedTuple):
-    """Of each user: when they were last here, tokens of their prefix, and whether the other tier has it, too."""
+    """Of each user: when they were last here, tokens of their prefix and of its head that is missing, and whether the
+    other tier has it, too."""
 
     last: npt.NDArray[np.float64]
     tokens: npt.NDArray[np.float64]
+    head: npt.NDArray[np.float64]
     twice: npt.NDArray[np.bool_]
+
+    def at(self, rows: "npt.NDArray[np.int64] | slice") -> "HeldColumns":
+        """Of these users."""
+        return HeldColumns(self.last[rows], self.tokens[rows], self.head[rows], self.twice[rows])
 
 
 class Held:
@@ -22,22 +28,19 @@ class Held:
     def __init__(self) -> None:
         self.users: list[str] = []
         self._row: dict[str, int] = {}
-        self._columns = HeldColumns(np.empty(64), np.empty(64), np.empty(64, np.bool_))
+        self._columns = HeldColumns(np.empty(64), np.empty(64), np.empty(64), np.empty(64, np.bool_))
 
     @property
     def columns(self) -> HeldColumns:
         """Views, in the order of `users`."""
-        last, tokens, twice = self._columns
-        count = len(self.users)
-        return HeldColumns(last[:count], tokens[:count], twice[:count])
+        return self._columns.at(slice(len(self.users)))
 
-    def add(self, user: str, *, last: float, tokens: int, twice: bool) -> None:
+    def add(self, user: str, *, last: float, tokens: int, head: int, twice: bool) -> None:
         row = self._row[user] = len(self.users)
         self.users.append(user)
         if row == len(self._columns.last):
-            columns = self._columns
-            self._columns = HeldColumns(np.tile(columns.last, 2), np.tile(columns.tokens, 2), np.tile(columns.twice, 2))
-        for column, value in zip(self._columns, (last, tokens, twice), strict=True):
+            self._columns = self._columns.at(np.arange(2 * row) % row)
+        for column, value in zip(self._columns, (last, tokens, head, twice), strict=True):
             column[row] = value
 
     def remove(self, user: str) -> None:
@@ -52,6 +55,10 @@ class Held:
         row = self._row.get(user)
         if row is not None:
             self._columns.last[row] = at
+
+    def set_head(self, user: str, head: int) -> None:
+        """So many tokens of its head are missing by now."""
+        self._columns.head[self._row[user]] = head
 
     def set_twice(self, user: str, twice: bool) -> None:
         """Whether the other tier has it by now; whether or not anything is held."""

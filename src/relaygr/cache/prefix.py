@@ -54,7 +54,11 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """The KV of context and the first `length` behaviours, in pages of one tier. A value: extending makes another."""
+    """The KV of context and the first `length` behaviours, in pages of one tier. A value: extending makes another.
+
+    Its head may be missing: as many pages from the start as were needed for others. What is behind them is as it was;
+    whoever computes them again has the whole.
+    """
 
     user: str
     lineage: Lineage
@@ -63,6 +67,9 @@ class Prefix:
     page_digests: bytes
     """The digests at 0, PAGE, 2·PAGE … behaviours, joined."""
     pages: Pages
+    """Those behind the ones that are missing."""
+    missing: int = 0
+    """Pages from its start that are not held any more."""
 
     @classmethod
     def of(cls, user: str, lineage: Lineage, history: History, pages: Pages) -> Self:
@@ -78,9 +85,18 @@ class Prefix:
     def tokens(self) -> int:
         return self.lineage.context_tokens + self.length
 
-    def on(self, pages: Pages) -> "Prefix":
-        """The same prefix in other pages."""
-        return replace(self, pages=pages)
+    @property
+    def head(self) -> int:
+        """Tokens of its start that are not held any more; whole pages."""
+        return self.missing * PAGE
+
+    def on(self, pages: Pages, missing: int) -> "Prefix":
+        """The same prefix in other pages, of which so many are missing at its start."""
+        return replace(self, pages=pages, missing=missing)
+
+    def without_head(self, count: int) -> "Prefix":
+        """What is left of it behind its first `count` pages that are there."""
+        return replace(self, pages=self.pages[count:], missing=self.missing + count)
 
     def first(self, length: int) -> "Prefix":
         """The prefix of the first `length` behaviours, which is all of this one or whole pages of it; in its pages."""
@@ -88,7 +104,7 @@ class Prefix:
             return self
         page = length // PAGE
         digest = self.page_digests[page * _DIGEST : (page + 1) * _DIGEST]
-        pages = self.pages[: -(-(self.lineage.context_tokens + length) // PAGE)]
+        pages = self.pages[: max(-(-(self.lineage.context_tokens + length) // PAGE) - self.missing, 0)]
         return replace(
             self, length=length, digest=digest, page_digests=self.page_digests[: (page + 1) * _DIGEST], pages=pages
         )
@@ -106,7 +122,8 @@ class Prefix:
 
     def covers(self, other: "Prefix") -> bool:
         """Whether whoever wants the other, of the same user, is as well served by this one."""
-        return self.lineage == other.lineage and self.length >= other.length
+        enough = self.length >= other.length and self.missing <= other.missing
+        return enough and self.lineage == other.lineage
 
     def shares(self, other: "Prefix") -> int:
         """How many behaviours, in whole pages from the start, this prefix and another of its lineage hold alike."""

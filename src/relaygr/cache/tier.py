@@ -1,6 +1,5 @@
 """One tier: a pool of pages and the newest prefix of each user in it."""
 
-import itertools
 import math
 import random
 from collections import OrderedDict
@@ -18,31 +17,38 @@ __all__ = ["Tier"]
 
 
 Worth = Callable[[HeldColumns], npt.NDArray[np.float64] | None]
-"""What keeping each prefix is worth, for each of its pages; None while that is not known."""
+"""What keeping the part of each prefix is worth that goes next, for each of its pages; None while that is not known."""
 
 _LOOKED_AT: Final = 8192
 """Prefixes that are weighed at once, at most."""
 _LINED_UP: Final = 16
 """Of these, those worth the least that nobody needs: they go one after the other, before any is weighed again."""
+PARTS: Final = 4
+"""A prefix that goes in parts goes in so many, or in fewer where that is the same for others."""
 
 
 class Tier:
     """Prefixes by user, least recently used first; those that nobody needs are evicted when pages are.
 
     Where `worth` is known, the prefix that is worth the least goes first: of all, or where there are very
-    many, of a stretch that begins anywhere.
+    many, of a stretch that begins anywhere. And of it the head alone, where prefixes may go `in_parts`: to compute that
+    again takes the least, since all that is behind it looks back on it.
     """
 
     def __init__(self, pages: int) -> None:
         self.worth: Worth = lambda held: None
         self.other: Tier | None = None
         """Where the same prefixes may be, too."""
+        self.in_parts = False
+        """Whether a prefix without its head is of use."""
         self.pool = PagePool(pages)
         self.evictions = 0
+        self.shortened = 0
+        """How often a prefix lost a part of its head."""
         self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
         self._held = Held()
-        self._line: dict[str, None] = {}
-        """Whose prefixes go next, while nobody needs them and they do not come back."""
+        self._line: dict[str, int] = {}
+        """Whose prefixes go next, and how many pages of each, while nobody needs them and they do not come back."""
         self._lot = random.Random(0)
 
     def __len__(self) -> int:
@@ -75,7 +81,8 @@ class Tier:
         self.pool.own(prefix.pages)
         self.drop(user)
         self._prefixes[user] = prefix
-        self._held.add(user, last=seen, tokens=prefix.tokens, twice=twin is not None and twin.covers(prefix))
+        twice = twin is not None and twin.covers(prefix)
+        self._held.add(user, last=seen, tokens=prefix.tokens, head=prefix.head, twice=twice)
         if self.other is not None and twin is not None:
             self.other._twin(user, twice=prefix.covers(twin))
 
@@ -116,49 +123,99 @@ class Tier:
         return self.pool.take(count)
 
     def _evict(self, count: int) -> None:
-        """Evict until `count` pages are free: first prefixes that nobody needs any page of, then any that free one."""
-        line = (self._lined_up, True)
-        for candidates, whole in (line, line, (self._in_order, True), (self._in_order, False)):
-            missing = count - self.pool.free
-            if missing <= 0:
+        """Evict until `count` pages are free: first prefixes that nobody needs any page of, or their heads, then any
+        that free one."""
+        while self.pool.free < count and (self._line or self._line_up()):
+            for user, pages in list(self._line.items()):
+                if self.pool.free >= count:
+                    return
+                prefix = self._prefixes[user]
+                if self.pool.unpinned(prefix.pages) == len(prefix.pages):
+                    self._shorten(prefix, pages)
+                self._line.pop(user, None)
+        for whole in (True, False):
+            if self.pool.free >= count:
                 return
-            victims = []
-            for prefix in candidates():
-                if missing <= 0:
-                    break
+            for prefix in self._in_order():
+                if self.pool.free >= count:
+                    return
                 unpinned = self.pool.unpinned(prefix.pages)
                 if unpinned == len(prefix.pages) if whole else unpinned:
-                    victims.append(prefix.user)
-                    missing -= unpinned
-            for user in victims:
-                self.drop(user)
-            self.evictions += len(victims)
+                    self.drop(prefix.user)
+                    self.evictions += 1
 
-    def _lined_up(self) -> Iterable[Prefix]:
-        """Some of those worth the least; all, where that is not known."""
-        if not self._line:
-            least = self._weighed()
-            if least is None:
-                return self
-            unneeded = (prefix for prefix in least if self.pool.unpinned(prefix.pages) == len(prefix.pages))
-            self._line = {prefix.user: None for prefix in itertools.islice(unneeded, _LINED_UP)}
-        return [self._prefixes[user] for user in self._line]
+    def _shorten(self, prefix: Prefix, count: int) -> None:
+        """Its first `count` pages go, all of it where these are all."""
+        if count >= len(prefix.pages):
+            self.drop(prefix.user)
+            self.evictions += 1
+            return
+        user = prefix.user
+        short = self._prefixes[user] = prefix.without_head(count)
+        self.pool.disown(prefix.pages[:count])
+        self.shortened += 1
+        self._held.set_head(user, short.head)
+        twin = None if self.other is None else self.other.find(user)
+        if self.other is not None and twin is not None:
+            self._held.set_twice(user, twin.covers(short))
+            self.other._twin(user, twice=short.covers(twin))
+
+    def _line_up(self) -> bool:
+        """Choose some of those worth the least, and how much of each goes; False where there are none, or unweighed.
+
+        As much as is worth no more than the best of them is: the whole of what is hardly worth anything.
+        """
+        weighed = self._weighed()
+        if weighed is None:
+            return False
+        rows, worth = weighed
+        users = self._held.users
+        chosen = []
+        for place, row in enumerate(rows.tolist()):
+            pages = self._prefixes[users[row]].pages
+            if self.pool.unpinned(pages) == len(pages):
+                chosen.append(place)
+                if len(chosen) == _LINED_UP:
+                    break
+        if not chosen:
+            return False
+        lined_up = rows[chosen]
+        shares = self._going(lined_up, float(worth[chosen[-1]])) if self.in_parts else np.ones(len(chosen))
+        for row, share in zip(lined_up.tolist(), shares.tolist(), strict=True):
+            prefix = self._prefixes[users[row]]
+            whole = len(prefix.pages) + prefix.missing
+            left = len(prefix.pages) - math.ceil(whole * share)
+            self._line[prefix.user] = len(prefix.pages) if left < whole / PARTS / 2 else len(prefix.pages) - left
+        return True
+
+    def _going(self, rows: npt.NDArray[np.int64], price: float) -> npt.NDArray[np.float64]:
+        """Of the prefixes in these rows, the share that goes where what is worth this much or less does."""
+        columns = self._held.columns.at(np.repeat(rows, PARTS))
+        parts = np.tile(np.arange(PARTS), len(rows))
+        worth = self.worth(columns._replace(head=columns.head + columns.tokens * parts / PARTS))
+        assert worth is not None, "it was known just now"
+        dear = (worth > price).reshape(-1, PARTS)
+        going = np.where(dear.any(axis=1), dear.argmax(axis=1), PARTS)
+        return np.maximum(going, 1) / PARTS
 
     def _in_order(self) -> Iterable[Prefix]:
         """All of them."""
         self._line.clear()
-        first = list(self._weighed() or ())
+        weighed = self._weighed()
+        users = self._held.users
+        first = [] if weighed is None else [self._prefixes[users[row]] for row in weighed[0].tolist()]
         told = {prefix.user for prefix in first}
         return [*first, *(prefix for prefix in self if prefix.user not in told)]
 
-    def _weighed(self) -> Iterator[Prefix] | None:
-        """Prefixes, those worth the least first; None where that is not known."""
+    def _weighed(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None:
+        """Rows of prefixes, those worth the least first, and what they are worth; None where that is not known."""
         columns, users = self._held.columns, self._held.users
         rows = np.arange(min(len(users), _LOOKED_AT))
         if len(users) > _LOOKED_AT:
             rows = (rows + self._lot.randrange(len(users))) % len(users)
-            columns = HeldColumns(columns.last[rows], columns.tokens[rows], columns.twice[rows])
+            columns = columns.at(rows)
         worth = self.worth(columns)
         if worth is None:
             return None
-        return (self._prefixes[users[row]] for row in rows[np.argsort(worth)].tolist())
+        order = np.argsort(worth)
+        return rows[order], worth[order]

@@ -87,6 +87,7 @@ class Builds:
         prefix = self._device.find(user)
         assert prefix is not None
         shared, rest = divmod(lineage.context_tokens + option.base, PAGE)
+        shared -= prefix.missing
         copied = NO_PAGES
         if rest and self._device.pool.filled(int(prefix.pages[shared])) <= rest:
             shared += 1  # nobody has written behind the base: append in place
@@ -108,30 +109,34 @@ class Builds:
         if fresh is None:
             return None
         self.sources[option.source] += 1
-        base = 0
+        base = missing = 0
         if cached is not None:
-            base = lineage.context_tokens + option.base
+            base, missing = lineage.context_tokens + option.base, cached.missing
             old = cached.lineage
             spread = lineage.epoch - old.epoch if option.base < len(history) else old.spread
             lineage = lineage._replace(epoch=old.epoch, spread=spread)
-        pages = np.concatenate((shared, fresh))
+        pages = np.concatenate((fresh[:missing], shared, fresh[missing:]))
+        head = missing * PAGE
         reloaded = 0 if on_host is not None else base  # what is copied in fills its pages, too
+        self._device.pool.fill(pages, 0, head)
         self._device.pool.fill(pages, reloaded, lineage.context_tokens + len(history))
+        made = Path.FULL if cached is None else Path.EXTENDED if head or option.base < len(history) else Path.RELOADED
         build = Build(
             served=work.served,
             prefix=Prefix.of(user, lineage, history, pages),
             history=history,
             context=work.context,
             base=base,
-            made=Path.FULL if cached is None else Path.EXTENDED if option.base < len(history) else Path.RELOADED,
+            head=head,
+            made=made,
             due=due,
             order=next(self._orders),
-            launched=base,
-            done=base,
+            launched=0 if head else base,
+            done=0 if head else base,
             keep=keep,
             pre_infer=isinstance(work, PreInfer),
         )
-        build.cost_s = self._cost.append_s(build.prefix.tokens - base, base)
+        build.cost_s = self._left_s(build)
         if len(copied):
             build.page_copy = (int(copied[0]), int(pages[base // PAGE]))
             build.source = Lease(self._device.pool, user, copied, math.inf)
@@ -141,14 +146,14 @@ class Builds:
             self._joinable.setdefault(user, []).append(build)
         if on_host is not None:
             self._reload(build, on_host, work.cost_s if isinstance(work, Rank) else 0.0)
-        elif base == build.prefix.tokens:
+        elif build.done == build.prefix.tokens:
             self._end(build, BuildState.DONE)
         return build
 
     def _reload(self, build: Build, on_host: Prefix, scoring_s: float) -> None:
         """Copy the base from host memory; appending goes on when it is there. `scoring_s`: what its rank will take."""
-        count = -(-build.base // PAGE)
-        source = on_host.pages[:count]
+        target = build.prefix.pages[on_host.missing : -(-build.base // PAGE)]
+        source = on_host.pages[: len(target)]
         build.state = BuildState.RELOADING
         build.source = Lease(self._host.pool, on_host.user, source, math.inf)
         build.in_flight += 1
@@ -166,34 +171,41 @@ class Builds:
             self.reloads += error is None
             if build.state is BuildState.RELOADING:
                 build.state = BuildState.APPENDING
-            self.ran(build, build.base, well=error is None)
+            self.ran(build, build.done, well=error is None)
 
         # A rank may begin while the last layers come in: what it takes itself, it need not wait.
-        lead = (self._cost.step_s + scoring_s) / max(self._cost.copy_s(count), 1e-9)
-        nearly_at = max(0.0, 1.0 - lead) if scoring_s and build.base == build.prefix.tokens else 1.0
-        build.reload = PageCopy(Direction.IN, source, build.prefix.pages[:count], nearly, nearly_at)
+        lead = (self._cost.step_s + scoring_s) / max(self._cost.copy_s(len(target)), 1e-9)
+        nearly_at = max(0.0, 1.0 - lead) if scoring_s and build.launched == build.prefix.tokens else 1.0
+        build.reload = PageCopy(Direction.IN, source, target, nearly, nearly_at)
         self._copy(build.reload, copied)
 
     def launched(self, build: Build, high: int) -> None:
         """Its tokens up to `high` have been launched."""
         build.page_copy = None
-        build.launched = high
+        build.launched = build.behind(high)
         build.in_flight += 1
-        build.cost_s = self._cost.append_s(build.prefix.tokens - high, high)
+        build.cost_s = self._left_s(build)
 
     def ran(self, build: Build, high: int, *, well: bool) -> None:
-        """A launched chunk or copy has ended; if well, the pages hold `high` tokens."""
+        """A launched chunk that goes up to `high`, or a copy, has ended."""
         build.in_flight -= 1
         if well:
-            build.done = high
+            build.done = build.behind(high)
         if build.source is not None:
             build.source.release()
         if build.state is BuildState.APPENDING:
             if not well:
                 self._end(build, BuildState.FAILED)
-            elif high == build.prefix.tokens:
+            elif build.done == build.prefix.tokens:
                 self._end(build, BuildState.DONE)
         self._free_if_over(build)
+
+    def _left_s(self, build: Build) -> float:
+        """Device time for what has not been launched of it."""
+        low, head, rest = build.launched, 0.0, build.launched
+        if low < build.head:
+            head, rest = self._cost.append_s(build.head - low, low), build.base
+        return head + self._cost.append_s(build.prefix.tokens - rest, rest)
 
     def abandon_if_unwanted(self, build: Build) -> None:
         """Give up a build that nobody waits for; what was launched still runs to its end."""

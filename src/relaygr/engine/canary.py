@@ -42,7 +42,11 @@ class Canary:
         """Whether a page that the step reads is spoiled, as a tensor on the device. Call it before the step."""
         read = {old for old, _ in step.page_copies}
         copied = {new for _, new in step.page_copies}
-        written = {page for row in step.appends for page in np.asarray(row.pages)[row.low // PAGE :].tolist()}
+        written = {
+            page
+            for row in step.appends
+            for page in np.asarray(row.pages)[row.low // PAGE : -(-row.high // PAGE)].tolist()
+        }
         rows = [(row.pages, row.low, copied) for row in step.appends]
         rows += [(row.pages, row.tokens, written) for row in step.scores]
         for pages, tokens, made_by_the_step in rows:

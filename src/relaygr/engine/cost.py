@@ -154,6 +154,11 @@ class CostModel:
         _, token, pair, _, _ = self.steps.coefficients
         return tokens * token + tokens * (tokens + 1) / 2 * pair
 
+    def token_s(self, places: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """To append one token at each of these places."""
+        _, token, pair, _, _ = self.steps.coefficients
+        return token + places * pair
+
     def score_s(self, candidates: int, tokens: int) -> float:
         """To score candidates on a prefix, beside a step's fixed cost."""
         _, _, _, row, pair = self.steps.coefficients

@@ -75,10 +75,11 @@ class EngineLoop:
         self.queue = self.ranks.queue
         self.claims = Claims(tier.pool, config.lease_s, self._claim_ended)
         queue = WriteBackQueue(config.write_back_queue)
-        self.visits = Visits((tier, host), cost, clock)
+        extend = config.reuse == "extend"
+        self.visits = Visits((tier, host), cost, clock, in_parts=extend)
         self.write_back = WriteBack(tier, host, queue, self.device.copy, self.visits.last)
         self._accept_epochs = config.accept_epochs
-        self._options = Options(tier, host, cost, clock, config.accept_epochs, extend=config.reuse == "extend")
+        self._options = Options(tier, host, cost, clock, config.accept_epochs, extend=extend)
         self._scheduler = Scheduler(cost, step_s)
         leased = 0.0 if config.reuse == "none" else config.lease_share
         self._admission = Admission(tier.pool.total, reserve_pages, leased, config.pre_infer_share)
@@ -179,7 +180,8 @@ class EngineLoop:
         self._backlog.add(-build.cost_s)
         prefix = build.prefix
         length = (build.done - prefix.lineage.context_tokens) // PAGE * PAGE
-        if build.done > build.base and length > 0 and build.keep and self._usable(prefix.lineage):
+        ran = build.done >= build.base and build.done > (0 if build.head else build.base)  # and of a head all
+        if ran and length > 0 and build.keep and self._usable(prefix.lineage):
             self._keep(prefix.first(length))
         self.claims.end_where(lambda claim: claim.build is build, prefix.user)  # and with the last the build
 
@@ -379,7 +381,7 @@ class EngineLoop:
     def _keep(self, new: Prefix) -> None:
         """Put the prefix into the device tier, unless a longer one is there whose pages serve this one too."""
         old = self.tier.find(new.user)
-        longer = old is not None and old.lineage == new.lineage and old.length > new.length
+        longer = old is not None and not old.missing and old.lineage == new.lineage and old.length > new.length
         if old is not None and longer and new.length % PAGE == 0 and old.shares(new) == new.length:
             return
         self.tier.install(new, self.visits.last(new.user))

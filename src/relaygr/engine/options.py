@@ -40,15 +40,17 @@ class Options:
         what is due before then, `copies` how many copies are under way.
         """
         now, n = self._clock.now(), len(work.history)
-        resident = self._held(self._device, work)
-        if resident == n:
+        resident, head = self._held(self._device, work)
+        if resident == n and not head:
             return Option(Source.RESIDENT, n, now, 0.0)
         wait_s, everything = wait(due), self._append_s(work, 0)
         options = [Option(Source.NOTHING, 0, now + wait_s + everything, everything)]
+        least = everything
         if resident > 0:
-            rest = self._append_s(work, resident)
-            options.append(Option(Source.DEVICE, resident, now + wait_s + rest, rest))
-        if joinable is not None and joinable.prefix.length > resident and (self._extend or joinable.prefix.length == n):
+            least = self._append_s(work, resident, head)
+            options.append(Option(Source.DEVICE, resident, now + wait_s + least, least))
+        more = joinable is not None and joinable.prefix.length > (resident - 1 if head else resident)
+        if joinable is not None and more and (self._extend or joinable.prefix.length == n):
             rest = self._append_s(work, joinable.prefix.length)
             ready = now + wait_s + (joinable.cost_s if joinable.due > due else 0.0) + rest
             if joinable.state is BuildState.RELOADING and not joinable.cost_s and not rest:
@@ -57,24 +59,30 @@ class Options:
             if joinable.prefix.length == n:
                 return in_flight  # this very prefix is being made: nobody makes it twice
             options.append(in_flight)
-        on_host = self._held(self._host, work)
-        if on_host > max(resident, 0):
-            rest = self._append_s(work, on_host)
-            copy = self._cost.copy_s(-(-(work.lineage.context_tokens + on_host) // PAGE)) * (1 + copies)
+        on_host, head = self._held(self._host, work)
+        rest = self._append_s(work, on_host, head)
+        if on_host > 0 and (on_host > resident or rest < least):
+            copy = self._cost.copy_s(-(-(work.lineage.context_tokens + on_host - head) // PAGE)) * (1 + copies)
             ready = now + (max(wait_s, copy) + rest if rest else copy)
             options.append(Option(Source.HOST, on_host, ready, rest))
         return choose(options, needed)
 
-    def _held(self, tier: Tier, work: Rank | PreInfer) -> int:
-        """Behaviours of this history that the tier holds the KV of; -1 where it has nothing of this lineage."""
+    def _held(self, tier: Tier, work: Rank | PreInfer) -> tuple[int, int]:
+        """Behaviours of this history that the tier holds the KV of, -1 where it has nothing of this lineage; and how
+        many tokens before them are missing."""
         prefix = tier.find(work.user)
         if prefix is None or not prefix.lineage.serves(work.lineage, self._accept_epochs):
-            return -1
-        held = prefix.agrees(work.history)
-        return held if self._extend or held == len(work.history) else 0
+            return -1, 0
+        held, head = prefix.agrees(work.history), prefix.head
+        if head and (prefix.lineage != work.lineage or work.lineage.context_tokens + held <= head):
+            return -1, 0  # a head is computed by the tables of today, as what is behind it must have been
+        return (held if self._extend or (held == len(work.history) and not head) else 0), head
 
-    def _append_s(self, work: Rank | PreInfer, base: int) -> float:
-        """Device time to append what is missing behind `base` behaviours, or everything where that is 0."""
+    def _append_s(self, work: Rank | PreInfer, base: int, head: int = 0) -> float:
+        """Device time to append what is missing behind `base` behaviours and of their head, or everything where there
+        are none."""
         context = work.lineage.context_tokens
-        held = context + base if base else 0
-        return self._cost.append_s(context + len(work.history) - held, held)
+        if base <= 0:
+            return self._cost.append_s(context + len(work.history), 0)
+        held = context + base
+        return self._cost.append_s(head, 0) + self._cost.append_s(context + len(work.history) - held, held)

@@ -79,7 +79,7 @@ class Scheduler:
                 break
             plan.appends.append((work, work.launched, high))
             plan.cost_s += self._cost.append_s(high - work.launched, work.launched)
-            if high == work.prefix.tokens:
+            if work.behind(high) == work.prefix.tokens:
                 for rank in work.ranks:
                     if not rank.over:
                         bisect.insort(queue, _place(rank, now), lo=number)
@@ -91,7 +91,7 @@ class Scheduler:
         To the end of a grain rather, the nearest, by which a step may become longer by half a grain. `crumbs`: whether
         less than half a grain will do: a long build goes on in steps that have little time for it.
         """
-        low, end = build.launched, build.prefix.tokens
+        low, end = build.launched, build.until
         if self._cost.append_s(end - low, low) <= left_s:
             return end
         first_page = low // PAGE + 1

@@ -20,12 +20,15 @@ class EngineStatus:
     device_pages_pinned: int
     device_prefixes: int
     device_evictions: int
+    device_shortened: int
+    """How often a prefix lost a part of its head, to make room."""
     host_pages: int
     """Those that may be used by now."""
     host_pages_free: int
     host_pages_pinned: int
     host_prefixes: int
     host_evictions: int
+    host_shortened: int
     leases: int
     ranks_under_way: int
     builds_under_way: int

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relaygr.cache import HeldColumns, ReturnRate, ReturnTimes, Tier
+from relaygr.cache.tier import PARTS
 from relaygr.clock import Clock
 from relaygr.engine.cost import CostModel
 from relaygr.history import PAGE
@@ -20,14 +21,16 @@ _TWICE: Final = 0.1
 class Visits:
     """Every visit is told to it; tiers weigh what they hold by what it has learned."""
 
-    def __init__(self, tiers: Sequence[Tier], cost: CostModel, clock: Clock) -> None:
+    def __init__(self, tiers: Sequence[Tier], cost: CostModel, clock: Clock, *, in_parts: bool) -> None:
+        """`in_parts`: whether prefixes are of use without their heads."""
         self._returns = ReturnRate()
         self._times = ReturnTimes()
         self._tiers = tiers
         self._cost = cost
         self._clock = clock
+        self._in_parts = in_parts
         for tier in tiers:
-            tier.worth = self._worth
+            tier.worth, tier.in_parts = self._worth, in_parts
 
     def add(self, user: str, at: float) -> None:
         """The user was here."""
@@ -58,9 +61,16 @@ class Visits:
         return self._returns.expected(user)
 
     def _worth(self, held: HeldColumns) -> npt.NDArray[np.float64] | None:
-        """Device time that keeping a page of each prefix saves, in a second; little where the other tier has it."""
+        """Device time that keeping a page of each prefix saves, in a second; little where the other tier has it.
+
+        Of the part that goes next, or of all where it goes whole.
+        """
         rates = self._times.rates(held.last, self._clock.now())
         if rates is None:
             return None
-        worth = rates * self._cost.prefix_s(held.tokens) / np.maximum(np.ceil(held.tokens / PAGE), 1)
+        if self._in_parts:
+            page_s = self._cost.token_s(held.head + held.tokens / PARTS / 2) * PAGE
+        else:
+            page_s = self._cost.prefix_s(held.tokens) / np.maximum(np.ceil(held.tokens / PAGE), 1)
+        worth = rates * page_s
         return np.where(held.twice, _TWICE * worth, worth)

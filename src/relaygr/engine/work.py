@@ -95,6 +95,8 @@ class Build:
 
     tokens  0 ────────── base ────────── done ──── launched ────────── prefix.tokens
                cached            ran       in flight        to run
+
+    Where the head of what was cached is missing, that is run first, 0 … head, and then what is behind the base.
     """
 
     served: Served
@@ -102,11 +104,13 @@ class Build:
     history: History
     context: npt.NDArray[np.int64]
     base: int
-    """Tokens its pages hold from the start, or once reloaded."""
+    """Tokens its pages hold from the start, or once reloaded; but for the head."""
     made: Path
     """FULL, EXTENDED or RELOADED: what it is to whoever asked for it first."""
     due: float
     order: int
+    head: int = 0
+    """Tokens before those of the base that were not kept; whole pages."""
     state: BuildState = BuildState.APPENDING
     launched: int = 0
     done: int = 0
@@ -139,6 +143,15 @@ class Build:
     @property
     def wanted(self) -> bool:
         return bool(self.claims) or not all(work.over for work in (*self.ranks, *self.waiting))
+
+    @property
+    def until(self) -> int:
+        """Where the tokens end that can be run in one chunk from `launched` on."""
+        return self.head if self.launched < self.head else self.prefix.tokens
+
+    def behind(self, high: int) -> int:
+        """Where it goes on behind a chunk up to `high`: behind its head is what was kept."""
+        return self.base if high == self.head else high
 
     def due_for(self, rank: Rank) -> float:
         """When it is due once this rank waits for it. A pre-infer has said when its rank is expected: that one, if no

@@ -42,28 +42,35 @@ class WriteBack:
     def turn(self) -> None:
         """Begin the next copy, if none is under way."""
         while self._writing is None and (prefix := self.queue.take()) is not None:
-            if self._device.find(prefix.user) is not prefix:
+            held = self._device.find(prefix.user)
+            if held is None or held.identity != prefix.identity:
                 continue  # evicted or replaced before its turn
+            prefix = held  # its head may be gone by now
             old = self._host.find(prefix.user)
             kept: Pages = np.empty(0, np.int64)
+            missing = prefix.missing
             if old is not None and old.lineage == prefix.lineage:
                 if old.identity == prefix.identity:
                     continue
-                kept = old.pages[: (prefix.lineage.context_tokens + old.shares(prefix)) // PAGE]
-            fresh = self._host.reserve(len(prefix.pages) - len(kept), kept)
+                alike = (prefix.lineage.context_tokens + old.shares(prefix)) // PAGE
+                if alike > old.missing and alike >= missing:
+                    kept, missing = old.pages[: alike - old.missing], old.missing
+            written = prefix.pages[missing + len(kept) - prefix.missing :]
+            fresh = self._host.reserve(len(written), kept)
             if fresh is not None:
-                self._begin(prefix, np.concatenate((kept, fresh)), len(kept))
+                self._begin(prefix, written, fresh, prefix.on(np.concatenate((kept, fresh)), missing))
 
-    def _begin(self, prefix: Prefix, target: Pages, kept: int) -> None:
+    def _begin(self, prefix: Prefix, source: Pages, target: Pages, copied: Prefix) -> None:
+        """Copy these pages; with them, the host has `copied`, whose pages are pinned."""
         self._writing, self._keep = prefix, True
         lease = Lease(self._device.pool, prefix.user, prefix.pages, math.inf)
 
         def done(error: BaseException | None) -> None:
             lease.release()
             if error is None and self._keep:
-                self._host.install(prefix.on(target), self._last(prefix.user))
+                self._host.install(copied, self._last(prefix.user))
                 self.written += 1
-            self._host.pool.unpin(target)
+            self._host.pool.unpin(copied.pages)
             self._writing = None
 
-        self._copy(PageCopy(Direction.OUT, prefix.pages[kept:], target[kept:]), done)
+        self._copy(PageCopy(Direction.OUT, source, target), done)

@@ -136,6 +136,13 @@ ENGINE: Final[tuple[Metric[EngineTold], ...]] = (
         lambda told: by({"device": told.status.device_evictions, "host": told.status.host_evictions}),
     ),
     Metric(
+        "relaygr_shortened_total",
+        Kind.COUNTER,
+        "Times a prefix lost a part of its head for room, which is computed again when its user returns, by tier.",
+        ("tier",),
+        lambda told: by({"device": told.status.device_shortened, "host": told.status.host_shortened}),
+    ),
+    Metric(
         "relaygr_reloads_total",
         Kind.COUNTER,
         "Prefixes copied from host to device memory.",

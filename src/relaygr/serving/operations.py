@@ -320,8 +320,10 @@ INSTANCE: Final = (
             "engine": {
                 **{"version": "6f1c0e", "epoch": 0, "actions": 16, "max_history": 8192, "page_bytes": 65536},
                 **{"device_pages": 4096, "device_pages_free": 4000, "device_pages_pinned": 8, "device_prefixes": 4},
-                **{"device_evictions": 0, "host_pages": 8192, "host_pages_free": 8100, "host_pages_pinned": 0},
-                **{"host_prefixes": 4, "host_evictions": 0, "leases": 1, "ranks_under_way": 0, "builds_under_way": 0},
+                **{"device_evictions": 0, "device_shortened": 0},
+                **{"host_pages": 8192, "host_pages_free": 8100, "host_pages_pinned": 0, "host_prefixes": 4},
+                **{"host_evictions": 0, "host_shortened": 0},
+                **{"leases": 1, "ranks_under_way": 0, "builds_under_way": 0},
                 **{"steps_in_flight": 0, "copies_in_flight": 0, "wait_ms": 0.0, "device_busy_s": 0.4},
                 **{"written_back": 4, "write_back_waiting": 0, "paths": {"RESIDENT": 3, "FULL": 1}},
                 **{"resident_left_by_earlier": 1, "outcomes": {"COMPUTED": 3}, "faults": {}, "prepared": {}},

@@ -1,0 +1,310 @@
+"""A prefix that has lost its head is of use: the head is computed again, and what is behind it is not."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from behaviours import numbered
+from engines import Bench, WatchedDevice, corrected, in_virtual_time, opened
+from relaygr import Path, PreInferOutcome
+from relaygr.cache import Prefix
+from relaygr.engine.simulated import SimulatedModel
+from relaygr.engine.step import Direction, PageCopy, Step
+from relaygr.errors import HistoryNeeded
+from relaygr.history import PAGE, KnownHistory
+
+
+def on_device(bench: Bench, user: str = "u1") -> Prefix:
+    assert bench.engine._loop is not None
+    prefix = bench.engine._loop.tier.find(user)
+    assert prefix is not None
+    return prefix
+
+
+def on_host(bench: Bench, user: str = "u1") -> Prefix:
+    assert bench.engine._loop is not None
+    prefix = bench.engine._loop.host.find(user)
+    assert prefix is not None
+    return prefix
+
+
+async def shorten(bench: Bench, *, device: int = 0, host: int = 0, user: str = "u1") -> None:
+    """The first pages of what each tier has of the user go."""
+    assert bench.engine._loop is not None
+    await bench.settle()
+    if device:
+        bench.engine._loop.tier._shorten(on_device(bench, user), device)
+    if host:
+        bench.engine._loop.host._shorten(on_host(bench, user), host)
+    bench.device.forget()
+
+
+@in_virtual_time
+async def test_of_the_same_history_the_head_alone_is_computed_and_scored_in_the_same_step() -> None:
+    async with opened(spare=20) as bench:
+        await bench.rank("u1", numbered(300))
+        await shorten(bench, device=1)
+        assert bench.engine.status().device_shortened == 1
+        assert (await bench.rank("u1", numbered(300))).path is Path.EXTENDED
+        assert [(row.low, row.high) for step in bench.device.launched for row in step.appends] == [(0, PAGE)]
+        assert len(bench.device.launched) == 1
+        assert (await bench.rank("u1", numbered(300))).path is Path.RESIDENT
+        assert bench.device.appended == PAGE
+
+
+@in_virtual_time
+async def test_the_head_is_computed_and_then_what_is_new() -> None:
+    async with opened(spare=20) as bench:
+        await bench.rank("u1", numbered(300))
+        await shorten(bench, device=2)
+        assert (await bench.rank("u1", numbered(310))).path is Path.EXTENDED
+        rows = [(row.low, row.high) for step in bench.device.launched for row in step.appends]
+        assert rows == [(0, 2 * PAGE), (300, 310)]
+        assert bench.device.page_copies == 0
+        assert on_device(bench).missing == 0
+
+
+@pytest.mark.parametrize("context", [0, 3, 20])
+@in_virtual_time
+async def test_a_context_is_of_the_head(context: int) -> None:
+    async with opened(spare=20) as bench:
+        ids = np.arange(context)
+        await bench.rank("u1", numbered(300), context=ids)
+        await shorten(bench, device=1)
+        assert (await bench.rank("u1", numbered(301), context=ids)).path is Path.EXTENDED
+        assert bench.device.appended == PAGE + 1
+        await shorten(bench, device=1)
+        again = await bench.rank("u1", numbered(301), context=ids + 1)
+        assert again.path is (Path.FULL if context else Path.EXTENDED)
+
+
+@in_virtual_time
+async def test_of_a_history_that_agrees_in_part_what_agrees_behind_the_head_is_used() -> None:
+    async with opened(spare=20) as bench:
+        for history, appended in (
+            (numbered(290), PAGE + 34),  # two pages agree, and the first of them is missing
+            (corrected(numbered(300), at=270), PAGE + 44),
+            (corrected(numbered(300), at=200), 300),  # only what is missing agrees
+            (corrected(numbered(300), at=5), 300),
+        ):
+            await bench.engine.evict("u1")
+            await bench.rank("u1", numbered(300))
+            await shorten(bench, device=1)
+            assert (await bench.rank("u1", history)).path is (Path.FULL if appended == 300 else Path.EXTENDED)
+            assert bench.device.appended == appended
+
+
+@in_virtual_time
+async def test_what_someone_has_appended_behind_is_copied_first() -> None:
+    async with opened(spare=20) as bench:
+        await bench.rank("u1", numbered(300))
+        reader = asyncio.ensure_future(bench.rank("u1", numbered(300), candidates=100_000))
+        await asyncio.sleep(1e-3)
+        await bench.rank("u1", numbered(310))
+        await reader
+        await shorten(bench, device=1)
+        assert (await bench.rank("u1", numbered(320))).path is Path.EXTENDED
+        assert bench.device.appended == PAGE + 10
+
+
+@in_virtual_time
+async def test_a_head_that_was_computed_again_is_not_written_over_either() -> None:
+    context = np.arange(3)
+    async with opened(spare=20) as bench:
+        await bench.rank("u1", numbered(300), context=context)
+        await shorten(bench, device=2)
+        await bench.rank("u1", numbered(300), context=context)
+        bench.device.forget()
+        other = corrected(numbered(300), at=200)  # one page agrees: it ends where the next page has three tokens
+        ranked = await asyncio.gather(
+            bench.rank("u1", other, context=context), bench.rank("u1", numbered(300), candidates=100, context=context)
+        )
+        assert [answer.path for answer in ranked] == [Path.EXTENDED, Path.RESIDENT]
+        assert bench.device.page_copies == 1
+
+
+@pytest.mark.parametrize("new", [0, 10])
+@in_virtual_time
+async def test_from_host_memory_what_is_left_is_copied_and_the_head_computed(new: int) -> None:
+    async with opened(spare=2, host=20) as bench:
+        await bench.rank("u1", numbered(300))
+        await bench.push_out("u1")
+        await shorten(bench, host=1)
+        assert (await bench.rank("u1", numbered(300 + new))).path is Path.EXTENDED
+        (reload,) = (copy for copy in bench.device.copies if copy.direction is Direction.IN)
+        assert len(reload.source) == 2
+        assert reload.nearly_at == 1.0  # nothing can be scored when it is there
+        assert bench.device.appended == PAGE + new
+
+
+@in_virtual_time
+async def test_a_whole_copy_in_host_memory_is_brought_back_rather_than_a_head_computed() -> None:
+    async with opened(spare=20, host=20) as bench:
+        await bench.rank("u1", numbered(300))
+        await shorten(bench, device=1)
+        assert (await bench.rank("u1", numbered(300))).path is Path.RELOADED
+        assert bench.device.appended == 0
+
+
+@in_virtual_time
+async def test_those_who_want_the_same_wait_for_one_head() -> None:
+    async with opened(spare=20) as bench:
+        await bench.rank("u1", numbered(300))
+        await shorten(bench, device=2)
+        ranked = await asyncio.gather(*(bench.rank("u1", numbered(300)) for _ in range(3)))
+        assert [answer.path for answer in ranked] == [Path.EXTENDED, Path.WAITED, Path.WAITED]
+        assert bench.device.appended == 2 * PAGE
+
+
+@in_virtual_time
+async def test_a_pre_infer_computes_the_head_ahead() -> None:
+    async with opened(spare=20) as bench:
+        await bench.rank("u1", numbered(300))
+        await shorten(bench, device=2)
+        assert await bench.pre_infer("u1", numbered(300)) is PreInferOutcome.EXTENDED
+        assert bench.device.appended == 2 * PAGE
+        assert (await bench.rank("u1", numbered(300))).path is Path.RESIDENT
+
+
+@in_virtual_time
+async def test_a_digest_alone_does_not_give_a_head_back() -> None:
+    async with opened(spare=20) as bench:
+        history = numbered(300)
+        await bench.rank("u1", history)
+        await shorten(bench, device=1)
+        with pytest.raises(HistoryNeeded):
+            await bench.engine.rank("u1", KnownHistory(history.start, len(history), history.digest()), np.arange(3))
+
+
+@in_virtual_time
+async def test_a_head_is_not_computed_by_newer_tables_than_what_is_behind_it() -> None:
+    async with opened(spare=20, accept_epochs=1, model=SimulatedModel("m", epoch=0)) as bench:
+        await bench.rank("u1", numbered(300))
+        await bench.swap(SimulatedModel("m", epoch=1))
+        assert (await bench.rank("u1", numbered(300))).path is Path.RESIDENT
+        await shorten(bench, device=1)
+        ranked = await bench.rank("u1", numbered(300))
+        assert (ranked.path, ranked.epoch) == (Path.FULL, 1)
+
+
+@pytest.mark.parametrize("lost", ["first step", "second step", "copy"])
+@in_virtual_time
+async def test_a_head_that_fails_is_a_miss(lost: str) -> None:
+    async with opened(spare=6, host=20, step_ms=0.5) as bench:
+        await bench.rank("u1", numbered(300))
+        if lost == "copy":
+            await bench.push_out("u1")
+            await shorten(bench, host=2)
+        else:
+            await shorten(bench, device=2, host=2)
+        failed: list[bool] = []
+
+        def fails(work: Step | PageCopy) -> bool:
+            if lost == "copy":
+                hit = isinstance(work, PageCopy) and work.direction is Direction.IN
+            else:
+                count = sum(bool(step.appends) for step in bench.device.launched)
+                hit = isinstance(work, Step) and count == (1 if lost == "first step" else 2)
+            failed.append(hit and not any(failed))
+            return failed[-1]
+
+        bench.device.fails = fails
+        await bench.rank("u1", numbered(310))  # whose scores are checked
+        assert any(failed)
+        await bench.settle()
+        assert bench.engine.status().device_pages_pinned == 0
+
+
+@in_virtual_time
+async def test_what_has_lost_its_head_before_its_turn_is_written_as_it_is() -> None:
+    async with opened(spare=12, host=20) as bench:
+        bench.device.hangs_s = lambda work: 0.05 if isinstance(work, PageCopy) else 0.0
+        await bench.rank("first", numbered(100))
+        await bench.rank("u1", numbered(300))
+        assert bench.engine._loop is not None
+        bench.engine._loop.tier._shorten(on_device(bench), 1)
+        await bench.settle()
+        assert (on_host(bench).missing, len(on_host(bench).pages)) == (1, 2)
+        bench.device.hangs_s = lambda work: 0.0
+        await bench.push_out("u1")
+        assert (await bench.rank("u1", numbered(300))).path is Path.EXTENDED
+        assert bench.device.appended == PAGE
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "missing", "written"),
+    [
+        (1, 0, 1, 3),  # of 640 tokens, 2 whole pages are as the host has them
+        (0, 1, 0, 3),
+        (2, 1, 1, 4),  # the host has nothing that is of use
+        (0, 3, 3, 2),  # there is a page between them that nobody has
+    ],
+)
+@in_virtual_time
+async def test_what_host_memory_has_of_it_is_not_written_again(
+    host: int, device: int, missing: int, written: int
+) -> None:
+    async with opened(spare=20, host=40, max_history=700) as bench:
+        await bench.rank("u1", numbered(300))
+        await shorten(bench, host=host)
+        bench.device.hangs_s = lambda work: 0.05 if isinstance(work, PageCopy) and len(work.source) == 1 else 0.0
+        await bench.rank("first", numbered(100))  # whose copy the next one waits for
+        bench.device.forget()
+        await bench.rank("u1", numbered(640))
+        assert bench.engine._loop is not None
+        if device:
+            bench.engine._loop.tier._shorten(on_device(bench), device)
+        await bench.settle()
+        assert on_host(bench).missing == missing
+        assert [len(copy.source) for copy in bench.device.copies] == [written]
+        bench.device.hangs_s = lambda work: 0.0
+        bench.engine._loop.tier.drop("u1")
+        bench.device.forget()
+        assert (await bench.rank("u1", numbered(640))).path is (Path.EXTENDED if missing else Path.RELOADED)
+        assert bench.device.appended == missing * PAGE
+
+
+@pytest.mark.parametrize(("chunks", "left"), [(1, 2), (2, 0)])
+@in_virtual_time
+async def test_what_has_run_of_a_head_that_is_given_up_is_kept_once_it_is_whole(chunks: int, left: int) -> None:
+    async with opened(spare=20, step_ms=0.5) as bench:  # a page in each step
+        await bench.rank("u1", numbered(300))
+        await shorten(bench, device=2)
+        call = asyncio.ensure_future(bench.pre_infer("u1", numbered(400)))
+        loop = bench.engine._loop
+        assert loop is not None
+        while len(bench.device.launched) <= chunks:  # noqa: ASYNC110
+            await asyncio.sleep(1e-4)
+        (build,) = loop.builds
+        loop._give_up_build(build)
+        assert await call is PreInferOutcome.NO_CAPACITY
+        await bench.settle()
+        assert on_device(bench).missing == left
+        bench.device.forget()
+        await bench.rank("u1", numbered(300))
+        assert bench.device.appended == left * PAGE + (300 - 2 * PAGE if not left else 0)
+
+
+@in_virtual_time
+async def test_a_shorter_history_takes_the_place_of_a_longer_one_that_has_lost_its_head() -> None:
+    async with opened(spare=20) as bench:
+        await bench.rank("u1", numbered(300))
+        await shorten(bench, device=1)
+        assert (await bench.rank("u1", numbered(256))).path is Path.EXTENDED
+        assert (on_device(bench).length, on_device(bench).missing) == (256, 0)
+        assert (await bench.rank("u1", numbered(256))).path is Path.RESIDENT
+
+
+@pytest.mark.parametrize("reuse", ["whole", "extend"])
+@in_virtual_time
+async def test_heads_go_when_room_is_needed_where_prefixes_are_extended(reuse: str) -> None:
+    async with opened(spare=8, max_history=1000, reuse=reuse, device=WatchedDevice()) as bench:
+        assert bench.engine._loop is not None
+        bench.engine._loop.tier.worth = lambda held: held.head
+        for user in range(6):
+            await bench.rank(f"u{user}", numbered(1000, salt=user))
+        status = bench.engine.status()
+        assert (status.device_shortened > 0) is (reuse == "extend")
+        for user in range(6):
+            await bench.rank(f"u{user}", numbered(1000, salt=user))
