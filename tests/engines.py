@@ -227,6 +227,7 @@ def weigh_at_random(engine: Engine, seed: int) -> None:
     draw = np.random.default_rng(seed)
     for tier in (engine._loop.tier, engine._loop.host):
         tier.worth = lambda held: draw.random(len(held.last))
+        tier.in_parts = lambda held: draw.random(len(held.last)) < 0.9
 
 
 def corrected(history: History, at: int) -> History:

@@ -385,6 +385,10 @@ def test_a_tier_without_room_refuses_and_holds_nothing(total: int) -> None:
     tier.pool.check()
 
 
+def everyone(held: HeldColumns) -> npt.NDArray[np.bool_]:
+    return np.ones(len(held.last), np.bool_)
+
+
 def of_tokens(tier: Tier, user: str, count: int) -> Prefix:
     """A prefix that fills so many pages, and that nobody has pinned."""
     pages = tier.reserve(count, NONE)
@@ -397,7 +401,7 @@ def of_tokens(tier: Tier, user: str, count: int) -> Prefix:
 
 def test_the_head_of_what_is_worth_the_least_goes_first() -> None:
     tier = Tier(32)
-    tier.in_parts = True
+    tier.in_parts = everyone
     tier.worth = lambda held: held.last * (PAGE + held.head)
     for rate, user in enumerate("abcd", 1):
         of_tokens(tier, user, 8)
@@ -416,7 +420,7 @@ def test_the_head_of_what_is_worth_the_least_goes_first() -> None:
 
 def test_where_all_are_worth_the_same_each_loses_a_part() -> None:
     tier = Tier(64)
-    tier.in_parts = True
+    tier.in_parts = everyone
     tier.worth = lambda held: PAGE + held.head
     for user in range(8):
         of_tokens(tier, str(user), 8)
@@ -434,7 +438,7 @@ def test_where_all_are_worth_the_same_each_loses_a_part() -> None:
 
 def test_what_is_worth_nothing_goes_whole_and_before_any_head() -> None:
     tier = Tier(32)
-    tier.in_parts = True
+    tier.in_parts = everyone
     tier.worth = lambda held: np.where(held.last > 1, held.last, 0.0) * (PAGE + held.head)
     for rate, user in enumerate("abcd", 1):
         of_tokens(tier, user, 8)
@@ -444,9 +448,20 @@ def test_what_is_worth_nothing_goes_whole_and_before_any_head() -> None:
     assert tier.shortened == 0
 
 
+def test_those_that_do_not_go_in_parts_go_whole() -> None:
+    tier = Tier(32)
+    tier.in_parts = lambda held: held.last == 1.0
+    tier.worth = lambda held: (1 + held.last) * (PAGE + held.head)
+    for rate, user in enumerate("abcd"):
+        of_tokens(tier, user, 8)
+        tier.seen(user, float(rate))
+    of_tokens(tier, "e", 12)
+    assert {one.user: one.missing for one in tier} == {"b": 2, "d": 0, "e": 0}
+
+
 def test_a_prefix_that_someone_needs_keeps_its_head() -> None:
     tier = Tier(32)
-    tier.in_parts = True
+    tier.in_parts = everyone
     tier.worth = lambda held: PAGE + held.head
     made = [of_tokens(tier, user, 8) for user in "abcd"]
     with Lease(tier.pool, "a", made[0].pages[-1:], 1.0), Lease(tier.pool, "c", made[2].pages[:1], 1.0):

@@ -52,6 +52,29 @@ def test_pages_that_hold_what_was_written_are_served() -> None:
     in_loop(main)
 
 
+@pytest.mark.parametrize("spoiled", [False, True])
+@pytest.mark.parametrize("longer", [0, 10])
+def test_what_was_kept_behind_a_head_is_checked_and_the_head_is_not(longer: int, spoiled: bool) -> None:
+    async def main() -> None:
+        draw = np.random.default_rng(0)
+        engine, executor = served(host=0)
+        async with engine:
+            history = random_history(draw, 510)
+            await engine.rank("u1", history[:500], ITEMS)
+            assert engine._loop is not None
+            held = engine._loop.tier.find("u1")
+            assert held is not None
+            engine._loop.tier._shorten(held, 2)
+            runner(executor).pages[held.pages[:2]] = 7.0
+            if spoiled:
+                runner(executor).pages[held.pages[3]] += 1.0
+            ranked = await engine.rank("u1", history[: 500 + longer], ITEMS)
+            assert ranked.path == ("FULL" if spoiled else "EXTENDED")
+            assert bool(engine.status().faults) is spoiled
+
+    in_loop(main)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_one_spoiled_value_of_the_prefix_is_noticed(seed: int) -> None:
     async def main() -> None:

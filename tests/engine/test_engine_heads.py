@@ -59,10 +59,24 @@ async def test_the_head_is_computed_and_then_what_is_new() -> None:
         await bench.rank("u1", numbered(300))
         await shorten(bench, device=2)
         assert (await bench.rank("u1", numbered(310))).path is Path.EXTENDED
-        rows = [(row.low, row.high) for step in bench.device.launched for row in step.appends]
-        assert rows == [(0, 2 * PAGE), (300, 310)]
+        (step,) = bench.device.launched
+        assert [(row.low, row.high) for row in step.appends] == [(0, 2 * PAGE), (300, 310)]
+        assert len(step.scores) == 1
         assert bench.device.page_copies == 0
         assert on_device(bench).missing == 0
+
+
+@in_virtual_time
+async def test_what_is_new_and_takes_long_comes_in_steps_behind_the_head() -> None:
+    async with opened(spare=40, max_history=2000, step_ms=2.0) as bench:
+        await bench.rank("u1", numbered(300))
+        await shorten(bench, device=2)
+        assert (await bench.rank("u1", numbered(1500))).path is Path.EXTENDED
+        rows = [[(row.low, row.high) for row in step.appends] for step in bench.device.launched]
+        assert rows[0] == [(0, PAGE)]
+        assert rows[1] == [(PAGE, 2 * PAGE)]
+        assert rows[2][0][0] == 300
+        assert bench.device.appended == 2 * PAGE + 1200
 
 
 @pytest.mark.parametrize("context", [0, 3, 20])
@@ -302,9 +316,22 @@ async def test_heads_go_when_room_is_needed_where_prefixes_are_extended(reuse: s
     async with opened(spare=8, max_history=1000, reuse=reuse, device=WatchedDevice()) as bench:
         assert bench.engine._loop is not None
         bench.engine._loop.tier.worth = lambda held: held.head
+        bench.engine._loop.cost.steps.coefficients = (1e-4, 1e-5, 0.0, 0.0, 0.0)
         for user in range(6):
             await bench.rank(f"u{user}", numbered(1000, salt=user))
         status = bench.engine.status()
         assert (status.device_shortened > 0) is (reuse == "extend")
         for user in range(6):
             await bench.rank(f"u{user}", numbered(1000, salt=user))
+
+
+@in_virtual_time
+async def test_prefixes_that_are_computed_quickly_go_whole() -> None:
+    async with opened(spare=8, max_history=1000) as bench:
+        assert bench.engine._loop is not None
+        bench.engine._loop.tier.worth = lambda held: held.head
+        for user in range(6):  # of 4 ms each
+            await bench.rank(f"u{user}", numbered(400, salt=user))
+        status = bench.engine.status()
+        assert status.device_evictions > 0
+        assert status.device_shortened == 0

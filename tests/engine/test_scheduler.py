@@ -312,6 +312,37 @@ def test_ranks_ride_with_the_last_chunk_of_their_build_and_no_earlier(
                 assert rank not in plan.scores or (build in whole and not rank.over)
 
 
+@given(st.data())
+def test_behind_a_head_a_build_goes_on_behind_what_was_kept(
+    events: asyncio.AbstractEventLoop, data: st.DataObject
+) -> None:
+    work = draw_work(data, events, most=2, grain=data.draw(grains))
+    for _ in range(data.draw(st.integers(1, 3))):
+        tokens = data.draw(st.integers(PAGE + 1, LONGEST))
+        head = data.draw(st.integers(1, (tokens - 1) // PAGE)) * PAGE
+        rank = work.rank(data.draw(dues), tokens)
+        build = work.build(data.draw(dues), tokens, ranks=[rank])
+        build.head, build.base = head, data.draw(st.integers(head + 1, tokens))
+        build.launched = data.draw(st.integers(0, head // PAGE - 1)) * PAGE
+    plan = work.planned()
+    chunks: dict[Build, list[tuple[int, int]]] = {}
+    for build, low, high in plan.appends:
+        chunks.setdefault(build, []).append((low, high))
+    for build, of in chunks.items():
+        assert len(of) == 1 or (len(of) == 2 and of[0][1] == build.head)
+        reached = build.launched
+        for low, high in of:
+            assert low == reached < high
+            assert high <= build.head or low >= build.base
+            assert high % PAGE == 0 or high == build.prefix.tokens
+            reached = build.behind(high)
+        for rank in build.ranks:
+            assert rank not in plan.scores or reached == build.prefix.tokens
+    assert plan.cost_s == pytest.approx(work.predicted(plan))
+    if len(chunks) + len(plan.scores) > 1 and work.grain == 1:
+        assert plan.cost_s <= work.step_s + len(chunks) * work.cost.step_s
+
+
 def state(work: Work) -> list[dict[str, Any]]:
     everything: list[Build | Rank] = [
         *work.builds,

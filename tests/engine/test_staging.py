@@ -124,6 +124,21 @@ def test_what_would_take_another_round_of_the_device_for_a_little_is_cut_off(
     assert [row.high - row.low for group in held.appends for row in group.rows] == pieces
 
 
+@pytest.mark.parametrize(("head", "base", "high"), [(256, 300, 9000), (9000, 9100, 9104), (40_000, 50_000, 50_001)])
+def test_what_is_new_runs_behind_the_head_and_not_beside_it(head: int, base: int, high: int) -> None:
+    pages = np.arange(-(-high // PAGE))
+    other = AppendRow(LONG, NO_CONTEXT, 0, 3000, np.arange(30))
+    rows = [AppendRow(LONG, NO_CONTEXT, low, end, pages) for low, end in ((0, head), (base, high))]
+    held = staged(Step(replace(SERVED, grain=4096), [*rows, other], []), Staging(800))
+    ran = [[(row.low, row.high) for row in group.rows if row.pages is pages] for group in held.appends]
+    assert all(len(group) <= 1 for group in ran)
+    reached = 0
+    for low, end in (row for group in ran for row in group):
+        assert low == (base if reached == head else reached)
+        reached = end
+    assert reached == high
+
+
 @given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 60_000)), min_size=1, max_size=6))
 @settings(max_examples=30)
 def test_pieces_of_one_append_follow_each_other_and_never_run_together(appends: list[tuple[int, int]]) -> None:

@@ -19,6 +19,9 @@ __all__ = ["Tier"]
 Worth = Callable[[HeldColumns], npt.NDArray[np.float64] | None]
 """What keeping the part of each prefix is worth that goes next, for each of its pages; None while that is not known."""
 
+InParts = Callable[[HeldColumns], npt.NDArray[np.bool_]]
+"""Which prefixes lose their heads before they go whole."""
+
 _LOOKED_AT: Final = 8192
 """Prefixes that are weighed at once, at most."""
 _LINED_UP: Final = 16
@@ -31,16 +34,15 @@ class Tier:
     """Prefixes by user, least recently used first; those that nobody needs are evicted when pages are.
 
     Where `worth` is known, the prefix that is worth the least goes first: of all, or where there are very
-    many, of a stretch that begins anywhere. And of it the head alone, where prefixes may go `in_parts`: to compute that
-    again takes the least, since all that is behind it looks back on it.
+    many, of a stretch that begins anywhere. And of those that go `in_parts` the head alone: to compute that again takes
+    the least, since all that is behind it looks back on it.
     """
 
     def __init__(self, pages: int) -> None:
         self.worth: Worth = lambda held: None
         self.other: Tier | None = None
         """Where the same prefixes may be, too."""
-        self.in_parts = False
-        """Whether a prefix without its head is of use."""
+        self.in_parts: InParts = lambda held: np.zeros(len(held.last), np.bool_)
         self.pool = PagePool(pages)
         self.evictions = 0
         self.shortened = 0
@@ -180,7 +182,7 @@ class Tier:
         if not chosen:
             return False
         lined_up = rows[chosen]
-        shares = self._going(lined_up, float(worth[chosen[-1]])) if self.in_parts else np.ones(len(chosen))
+        shares = self._going(lined_up, float(worth[chosen[-1]]))
         for row, share in zip(lined_up.tolist(), shares.tolist(), strict=True):
             prefix = self._prefixes[users[row]]
             whole = len(prefix.pages) + prefix.missing
@@ -190,12 +192,15 @@ class Tier:
 
     def _going(self, rows: npt.NDArray[np.int64], price: float) -> npt.NDArray[np.float64]:
         """Of the prefixes in these rows, the share that goes where what is worth this much or less does."""
+        whole = ~self.in_parts(self._held.columns.at(rows))
+        if whole.all():
+            return np.ones(len(rows))
         columns = self._held.columns.at(np.repeat(rows, PARTS))
         parts = np.tile(np.arange(PARTS), len(rows))
         worth = self.worth(columns._replace(head=columns.head + columns.tokens * parts / PARTS))
         assert worth is not None, "it was known just now"
         dear = (worth > price).reshape(-1, PARTS)
-        going = np.where(dear.any(axis=1), dear.argmax(axis=1), PARTS)
+        going = np.where(dear.any(axis=1) & ~whole, dear.argmax(axis=1), PARTS)
         return np.maximum(going, 1) / PARTS
 
     def _in_order(self) -> Iterable[Prefix]:

@@ -42,13 +42,12 @@ class Canary:
         """Whether a page that the step reads is spoiled, as a tensor on the device. Call it before the step."""
         read = {old for old, _ in step.page_copies}
         copied = {new for _, new in step.page_copies}
-        written = {
-            page
-            for row in step.appends
-            for page in np.asarray(row.pages)[row.low // PAGE : -(-row.high // PAGE)].tolist()
-        }
-        rows = [(row.pages, row.low, copied) for row in step.appends]
-        rows += [(row.pages, row.tokens, written) for row in step.scores]
+        written: set[int] = set()
+        rows = []
+        for row in step.appends:
+            rows.append((row.pages, row.low, copied | written))
+            written |= set(np.asarray(row.pages)[row.low // PAGE : -(-row.high // PAGE)].tolist())
+        rows += [(score.pages, score.tokens, written) for score in step.scores]
         for pages, tokens, made_by_the_step in rows:
             for place, page in enumerate(np.asarray(pages)[: -(-tokens // PAGE)].tolist()):
                 if page in made_by_the_step or self._filled[Direction.IN][page] == _UNKNOWN:

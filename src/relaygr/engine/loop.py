@@ -76,7 +76,7 @@ class EngineLoop:
         self.claims = Claims(tier.pool, config.lease_s, self._claim_ended)
         queue = WriteBackQueue(config.write_back_queue)
         extend = config.reuse == "extend"
-        self.visits = Visits((tier, host), cost, clock, in_parts=extend)
+        self.visits = Visits((tier, host), cost, clock, extend=extend)
         self.write_back = WriteBack(tier, host, queue, self.device.copy, self.visits.last)
         self._accept_epochs = config.accept_epochs
         self._options = Options(tier, host, cost, clock, config.accept_epochs, extend=extend)

@@ -74,24 +74,30 @@ class Scheduler:
                 if begins + plan.cost_s <= work.deadline:  # else it is late, whatever comes with it
                     most_s = min(most_s, _OF_DEADLINE * (work.deadline - begins))
                 continue
-            high = self._chunk_end(work, left, at_least_one=first, crumbs=not plan.appends)
-            if high == work.launched:
+            low = work.launched
+            high = self._chunk_end(work, low, left, at_least_one=first, crumbs=not plan.appends)
+            if high == low:
                 break
-            plan.appends.append((work, work.launched, high))
-            plan.cost_s += self._cost.append_s(high - work.launched, work.launched)
-            if work.behind(high) == work.prefix.tokens:
+            while high > low:
+                plan.appends.append((work, low, high))
+                plan.cost_s += self._cost.append_s(high - low, low)
+                low, head = work.behind(high), high == work.head
+                # Behind a head, what is new: in the same step, also where it takes no longer than another would.
+                left = max(most_s - plan.cost_s, self._cost.step_s)
+                high = self._chunk_end(work, low, left, at_least_one=False, crumbs=False) if head else low
+            if low == work.prefix.tokens:
                 for rank in work.ranks:
                     if not rank.over:
                         bisect.insort(queue, _place(rank, now), lo=number)
         return plan
 
-    def _chunk_end(self, build: Build, left_s: float, *, at_least_one: bool, crumbs: bool) -> int:
-        """How far the build's next chunk may go: to its end, or to the end of a page, within the time that is left.
+    def _chunk_end(self, build: Build, low: int, left_s: float, *, at_least_one: bool, crumbs: bool) -> int:
+        """How far the build's chunk from `low` may go: to its end, or to the end of a page, in the time that is left.
 
         To the end of a grain rather, the nearest, by which a step may become longer by half a grain. `crumbs`: whether
         less than half a grain will do: a long build goes on in steps that have little time for it.
         """
-        low, end = build.launched, build.until
+        end = build.until(low)
         if self._cost.append_s(end - low, low) <= left_s:
             return end
         first_page = low // PAGE + 1

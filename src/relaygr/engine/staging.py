@@ -155,7 +155,13 @@ class Staged:
 
 def _rounds(rows: Sequence[AppendRow], grain: int) -> list[list[AppendRow]]:
     """What is to run one after the other."""
-    pieces = [list(_pieces(row, grain)) for row in rows]
+    pieces: list[list[AppendRow]] = []
+    for row in rows:
+        last = pieces[-1][-1] if pieces else row
+        if row.pages is last.pages and row.low >= last.high:  # a head, and what is new
+            pieces[-1] += _pieces(row, grain)
+        else:
+            pieces.append(list(_pieces(row, grain)))
     rounds: list[list[AppendRow]] = [[] for _ in range(max(map(len, pieces), default=0))]
     for each in pieces:
         for number, piece in enumerate(each, len(rounds) - len(each)):

@@ -69,6 +69,7 @@ class Step:
 
     served: Served
     appends: Sequence[AppendRow]
+    """A user's may be two: the head of what was kept, and then what is new."""
     scores: Sequence[ScoreRow]
     page_copies: Sequence[tuple[int, int]] = ()
     """(from, to) inside the device tier: pages about to be rewritten while someone still reads them."""

@@ -16,21 +16,24 @@ __all__ = ["Visits"]
 
 _TWICE: Final = 0.1
 """What a prefix is worth in one tier when the other has it, too."""
+_DEAR_S: Final = 5e-3
+"""Device time from which prefixes go in parts. To compute a head takes more of the loop than to compute or to find a
+whole, and where prefixes are as short as this there are so many requests that the loop is as busy as the device."""
 
 
 class Visits:
     """Every visit is told to it; tiers weigh what they hold by what it has learned."""
 
-    def __init__(self, tiers: Sequence[Tier], cost: CostModel, clock: Clock, *, in_parts: bool) -> None:
-        """`in_parts`: whether prefixes are of use without their heads."""
+    def __init__(self, tiers: Sequence[Tier], cost: CostModel, clock: Clock, *, extend: bool) -> None:
+        """`extend`: whether prefixes are of use that lack a part of a history."""
         self._returns = ReturnRate()
         self._times = ReturnTimes()
         self._tiers = tiers
         self._cost = cost
         self._clock = clock
-        self._in_parts = in_parts
+        self._extend = extend
         for tier in tiers:
-            tier.worth, tier.in_parts = self._worth, in_parts
+            tier.worth, tier.in_parts = self._worth, self._in_parts
 
     def add(self, user: str, at: float) -> None:
         """The user was here."""
@@ -68,9 +71,11 @@ class Visits:
         rates = self._times.rates(held.last, self._clock.now())
         if rates is None:
             return None
-        if self._in_parts:
-            page_s = self._cost.token_s(held.head + held.tokens / PARTS / 2) * PAGE
-        else:
-            page_s = self._cost.prefix_s(held.tokens) / np.maximum(np.ceil(held.tokens / PAGE), 1)
-        worth = rates * page_s
+        of_part = self._cost.token_s(held.head + held.tokens / PARTS / 2) * PAGE
+        of_all = self._cost.prefix_s(held.tokens) / np.maximum(np.ceil(held.tokens / PAGE), 1)
+        worth = rates * np.where(self._in_parts(held), of_part, of_all)
         return np.where(held.twice, _TWICE * worth, worth)
+
+    def _in_parts(self, held: HeldColumns) -> npt.NDArray[np.bool_]:
+        """Whose head is so much cheaper to compute again than the whole that it goes first."""
+        return (self._cost.prefix_s(held.tokens) >= _DEAR_S) & self._extend

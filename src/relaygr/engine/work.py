@@ -144,10 +144,9 @@ class Build:
     def wanted(self) -> bool:
         return bool(self.claims) or not all(work.over for work in (*self.ranks, *self.waiting))
 
-    @property
-    def until(self) -> int:
-        """Where the tokens end that can be run in one chunk from `launched` on."""
-        return self.head if self.launched < self.head else self.prefix.tokens
+    def until(self, low: int) -> int:
+        """Where the tokens end that can be run in one chunk from `low` on."""
+        return self.head if low < self.head else self.prefix.tokens
 
     def behind(self, high: int) -> int:
         """Where it goes on behind a chunk up to `high`: behind its head is what was kept."""

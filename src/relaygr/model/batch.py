@@ -20,7 +20,11 @@ __all__ = ["AppendBatch", "AppendRow", "ScoreBatch", "ScoreRow"]
 
 
 class AppendRow(NamedTuple):
-    """One user's next tokens: low … high of context and history, behind the `low` tokens its pages hold."""
+    """One user's next tokens: low … high of context and history, behind the `low` tokens its pages hold.
+
+    Or will hold: a batch may have other tokens of the same pages before them. In every layer, the KV of all rows is
+    written before any is read.
+    """
 
     history: History
     context: npt.NDArray[np.int64]
