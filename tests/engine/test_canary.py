@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from paged import random_history
-from relaygr import Engine, EngineConfig, build_model
+from relaygr import Engine, EngineConfig, History, build_model
 from relaygr.engine.canary import Canary
 from relaygr.engine.cpu_runner import CpuRunner
 from relaygr.engine.step import PageSpoiled, Served, Step
 from relaygr.engine.torch_executor import TorchExecutor
 from relaygr.kernels import PageLayout
-from relaygr.model.batch import ScoreRow
+from relaygr.model.batch import AppendRow, ScoreRow
 from relaygr.model.candidates import Candidates
 
 MODEL = build_model("hstu", layers=2, dim=16, heads=2, items=100, seed=0, scale_length=500.0)
@@ -71,6 +71,32 @@ def test_what_was_kept_behind_a_head_is_checked_and_the_head_is_not(longer: int,
             ranked = await engine.rank("u1", history[: 500 + longer], ITEMS)
             assert ranked.path == ("FULL" if spoiled else "EXTENDED")
             assert bool(engine.status().faults) is spoiled
+
+    in_loop(main)
+
+
+@pytest.mark.parametrize("short", [0, 1])
+@pytest.mark.parametrize("corrected", [False, True])
+def test_a_page_that_was_copied_with_a_head_is_what_was_copied(corrected: bool, short: int) -> None:
+    async def main() -> None:
+        draw = np.random.default_rng(0)
+        engine, _ = served(host=0)
+        async with engine:
+            history, context = random_history(draw, 500), np.arange(3)
+            await engine.rank("u1", history, ITEMS, context=context)
+            assert engine._loop is not None
+            held = engine._loop.tier.find("u1")
+            assert held is not None
+            if short:
+                engine._loop.tier._shorten(held, short)
+            other = history[:384]
+            if corrected:
+                items = history.items.copy()
+                items[300] = (items[300] + 1) % 100
+                other = History(items, history.actions, history.timestamps)
+            for _ in range(2):
+                await engine.rank("u1", other, ITEMS, context=context)
+            assert engine.status().faults == {}
 
     in_loop(main)
 
@@ -149,3 +175,26 @@ def test_sums_depend_on_places() -> None:
     first, second = canary._sum(np.array([0, 1]))
     assert first != second
     assert torch.equal(canary._sum(np.array([0])), first[None])
+
+
+def test_a_copied_page_holds_what_was_copied_whatever_else_the_step_wrote() -> None:
+    pages = LAYOUT.allocate(4).zero_()
+    canary = Canary(pages, 0)
+    served_ = Served(MODEL, "v", 0)
+    history = random_history(np.random.default_rng(0), 400)
+
+    def append(high: int, where: list[int]) -> AppendRow:
+        return AppendRow(history, np.empty(0, np.int64), 0, high, where)
+
+    def score(tokens: int, where: list[int]) -> Step:
+        return Step(served_, [], [ScoreRow(Candidates(ITEMS), None, tokens, tokens, where)])
+
+    pages[0] = 3.0
+    canary.wrote(Step(served_, [append(20, [0])], []))
+    pages[1], pages[2] = pages[0], 5.0
+    canary.wrote(Step(served_, [append(100, [2])], [], page_copies=[(0, 1)]))
+    assert not canary.check(score(20, [1]))
+    with pytest.raises(PageSpoiled):
+        canary.check(score(21, [1]))
+    pages[1] += 1.0
+    assert canary.check(score(20, [1]))

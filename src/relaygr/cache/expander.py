@@ -33,6 +33,8 @@ class Option:
     """When the prefix would be there, on the clock."""
     device_s: float
     """Seconds of device time it would take."""
+    copied: int = 0
+    """Pages that would come from host memory."""
 
 
 def choose(options: Sequence[Option], needed: float) -> Option:

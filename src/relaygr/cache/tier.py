@@ -25,7 +25,8 @@ InParts = Callable[[HeldColumns], npt.NDArray[np.bool_]]
 _LOOKED_AT: Final = 8192
 """Prefixes that are weighed at once, at most."""
 _LINED_UP: Final = 16
-"""Of these, those worth the least that nobody needs: they go one after the other, before any is weighed again."""
+"""Of these, those worth the least that nobody needs: they go one after the other, before any is weighed again. Of few,
+a quarter at most."""
 PARTS: Final = 4
 """A prefix that goes in parts goes in so many, or in fewer where that is the same for others."""
 
@@ -177,7 +178,7 @@ class Tier:
             pages = self._prefixes[users[row]].pages
             if self.pool.unpinned(pages) == len(pages):
                 chosen.append(place)
-                if len(chosen) == _LINED_UP:
+                if len(chosen) >= min(_LINED_UP, len(rows) / 4):
                     break
         if not chosen:
             return False

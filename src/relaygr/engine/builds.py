@@ -89,8 +89,8 @@ class Builds:
         shared, rest = divmod(lineage.context_tokens + option.base, PAGE)
         shared -= prefix.missing
         copied = NO_PAGES
-        if rest and self._device.pool.filled(int(prefix.pages[shared])) <= rest:
-            shared += 1  # nobody has written behind the base: append in place
+        if rest and (option.base == length or self._device.pool.filled(int(prefix.pages[shared])) <= rest):
+            shared += 1  # nothing is appended, or nobody has written behind the base: append in place
         elif rest:
             copied = prefix.pages[shared : shared + 1]
         return prefix.pages[:shared], copied, count - shared

@@ -47,7 +47,7 @@ class Canary:
         for row in step.appends:
             rows.append((row.pages, row.low, copied | written))
             written |= set(np.asarray(row.pages)[row.low // PAGE : -(-row.high // PAGE)].tolist())
-        rows += [(score.pages, score.tokens, written) for score in step.scores]
+        rows += [(score.pages, score.tokens, copied | written) for score in step.scores]
         for pages, tokens, made_by_the_step in rows:
             for place, page in enumerate(np.asarray(pages)[: -(-tokens // PAGE)].tolist()):
                 if page in made_by_the_step or self._filled[Direction.IN][page] == _UNKNOWN:
@@ -60,7 +60,10 @@ class Canary:
 
     def wrote(self, step: Step) -> None:
         """The step has run: what it wrote is summed."""
-        filled = self._filled[Direction.IN]
+        filled, sums = self._filled[Direction.IN], self._sums[Direction.IN]
+        for old, new in step.page_copies:
+            filled[new] = filled[old]
+            sums[new] = sums[old]
         touched = set()
         for row in step.appends:
             for place in range(row.low // PAGE, -(-row.high // PAGE)):
@@ -68,7 +71,7 @@ class Canary:
                 filled[page] = min(PAGE, row.high - place * PAGE)
                 touched.add(page)
         index = np.array(sorted(touched), np.int64)
-        self._sums[Direction.IN][self._on_device(index)] = self._sum(index)
+        sums[self._on_device(index)] = self._sum(index)
 
     def moved(self, copy: PageCopy) -> None:
         """The copy takes the sums of its pages along."""

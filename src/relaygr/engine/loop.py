@@ -76,7 +76,8 @@ class EngineLoop:
         self.claims = Claims(tier.pool, config.lease_s, self._claim_ended)
         queue = WriteBackQueue(config.write_back_queue)
         extend = config.reuse == "extend"
-        self.visits = Visits((tier, host), cost, clock, extend=extend)
+        # Tables that are accepted though they are behind go for whole prefixes: a head is computed by those of today.
+        self.visits = Visits((tier, host), cost, clock, in_parts=extend and not config.accept_epochs)
         self.write_back = WriteBack(tier, host, queue, self.device.copy, self.visits.last)
         self._accept_epochs = config.accept_epochs
         self._options = Options(tier, host, cost, clock, config.accept_epochs, extend=extend)
@@ -379,11 +380,14 @@ class EngineLoop:
         self._turn_soon()
 
     def _keep(self, new: Prefix) -> None:
-        """Put the prefix into the device tier, unless a longer one is there whose pages serve this one too."""
+        """Put the prefix into the device tier, unless a longer one is there whose pages serve this one too; where that
+        has lost its head, it gets it back from this one."""
         old = self.tier.find(new.user)
-        longer = old is not None and not old.missing and old.lineage == new.lineage and old.length > new.length
+        longer = old is not None and old.lineage == new.lineage and old.length > new.length
         if old is not None and longer and new.length % PAGE == 0 and old.shares(new) == new.length:
-            return
+            if not old.missing or new.tokens < old.head:
+                return
+            new = old.on(np.concatenate((new.pages[: old.missing], old.pages)), 0)
         self.tier.install(new, self.visits.last(new.user))
         if self.host.pool.total:
             saved = self.cost.append_s(new.tokens, 0) - self.cost.copy_s(0)

@@ -62,9 +62,10 @@ class Options:
         on_host, head = self._held(self._host, work)
         rest = self._append_s(work, on_host, head)
         if on_host > 0 and (on_host > resident or rest < least):
-            copy = self._cost.copy_s(-(-(work.lineage.context_tokens + on_host - head) // PAGE)) * (1 + copies)
+            pages = -(-(work.lineage.context_tokens + on_host - head) // PAGE)
+            copy = self._cost.copy_s(pages) * (1 + copies)
             ready = now + (max(wait_s, copy) + rest if rest else copy)
-            options.append(Option(Source.HOST, on_host, ready, rest))
+            options.append(Option(Source.HOST, on_host, ready, rest, pages))
         return choose(options, needed)
 
     def _held(self, tier: Tier, work: Rank | PreInfer) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from relaygr.engine.outcomes import Path, Ranked, Timings
 from relaygr.engine.queue import Queue
 from relaygr.engine.work import Build, PreInfer, Rank
 from relaygr.errors import DeadlineExceeded, HistoryNeeded, Overloaded, Unavailable
-from relaygr.history import PAGE, KnownHistory
+from relaygr.history import KnownHistory
 from relaygr.shown import shown
 
 __all__ = ["Choose", "Ranks", "resident"]
@@ -144,7 +144,9 @@ class Ranks:
             self._ask(rank, "is not cached")
         elif self._on_miss == "truncate" and option.ready > needed:
             self._truncate(rank)
-        elif not self._room_for(rank, option, joined, needed):
+        elif (room := self._room_for(rank, option, joined, needed)) is None:
+            self.resolve(rank)  # anew: what was given up may be of this very user
+        elif not room:
             kind = Unavailable if rank.attempts else Overloaded  # it would be in time, had the device not failed
             rank.future.set_exception(kind(f"too much waits for the device to rank {shown(rank.user)} in time"))
         elif option.source is Source.RESIDENT:
@@ -164,8 +166,9 @@ class Ranks:
                 rank.build = joined
                 joined.waiting.append(rank)
 
-    def _room_for(self, rank: Rank, option: Option, joined: Build | None, needed: float) -> bool:
+    def _room_for(self, rank: Rank, option: Option, joined: Build | None, needed: float) -> bool | None:
         """Whether it is worth trying; not where it would be late for no other reason than what waits in front of it.
+        None where something was given up for it, and with that what is cached may have changed.
 
         To try it all the same would make those late that come behind it, and they those behind them. Where nobody else
         waits there is no harm in trying, however likely it is to fail.
@@ -180,7 +183,7 @@ class Ranks:
             due = joined.due_for(rank) if joined.prefix.length == len(rank.history) else due
         arrives = now
         if option.source is Source.HOST:
-            arrives += self._cost.copy_s(-(-(rank.lineage.context_tokens + option.base) // PAGE))
+            arrives += self._cost.copy_s(option.copied)
         own = self.queue.in_steps(work_s)
         if arrives + own > needed:
             return True
@@ -196,7 +199,7 @@ class Ranks:
         if costliest is None or late(self.queue.before_append_s(due, (joined, costliest))):
             return False
         self._give_up(costliest)
-        return True
+        return None
 
     def again(self, rank: Rank) -> None:
         """Something this rank relied on failed: a miss. Resolve it anew."""

@@ -24,14 +24,14 @@ whole, and where prefixes are as short as this there are so many requests that t
 class Visits:
     """Every visit is told to it; tiers weigh what they hold by what it has learned."""
 
-    def __init__(self, tiers: Sequence[Tier], cost: CostModel, clock: Clock, *, extend: bool) -> None:
-        """`extend`: whether prefixes are of use that lack a part of a history."""
+    def __init__(self, tiers: Sequence[Tier], cost: CostModel, clock: Clock, *, in_parts: bool) -> None:
+        """`in_parts`: whether prefixes are of use without their heads."""
         self._returns = ReturnRate()
         self._times = ReturnTimes()
         self._tiers = tiers
         self._cost = cost
         self._clock = clock
-        self._extend = extend
+        self._any_in_parts = in_parts
         for tier in tiers:
             tier.worth, tier.in_parts = self._worth, self._in_parts
 
@@ -78,4 +78,4 @@ class Visits:
 
     def _in_parts(self, held: HeldColumns) -> npt.NDArray[np.bool_]:
         """Whose head is so much cheaper to compute again than the whole that it goes first."""
-        return (self._cost.prefix_s(held.tokens) >= _DEAR_S) & self._extend
+        return (self._cost.prefix_s(held.tokens) >= _DEAR_S) & self._any_in_parts

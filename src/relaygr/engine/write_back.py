@@ -49,6 +49,8 @@ class WriteBack:
             old = self._host.find(prefix.user)
             kept: Pages = np.empty(0, np.int64)
             missing = prefix.missing
+            if old is not None and old.missing > missing and self._host.pool.free >= len(prefix.pages):
+                old = None  # there is room for its head again: all of it is written anew
             if old is not None and old.lineage == prefix.lineage:
                 if old.identity == prefix.identity:
                     continue
