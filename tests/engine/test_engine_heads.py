@@ -304,7 +304,7 @@ async def test_what_has_run_of_a_head_that_is_given_up_is_kept_once_it_is_whole(
         while len(bench.device.launched) <= chunks:  # noqa: ASYNC110
             await asyncio.sleep(1e-4)
         (build,) = loop.builds
-        loop._give_up_build(build)
+        loop._give_up_build(build, True)
         assert await call is PreInferOutcome.NO_CAPACITY
         await bench.settle()
         assert on_device(bench).missing == left
@@ -326,6 +326,32 @@ async def test_a_longer_one_gets_its_head_back_from_a_shorter_history(length: in
         bench.device.forget()
         await bench.rank("u1", numbered(300))
         assert bench.device.appended == missing * PAGE
+
+
+@in_virtual_time
+async def test_a_history_that_ends_in_the_missing_head_of_a_longer_one_is_cached() -> None:
+    async with opened(spare=20) as bench:
+        await bench.rank("u1", numbered(300))
+        await shorten(bench, device=2)
+        assert await bench.pre_infer("u1", numbered(128)) is PreInferOutcome.COMPUTED
+        for _ in range(2):
+            assert (await bench.rank("u1", numbered(128))).path is Path.RESIDENT
+        assert bench.device.appended == PAGE
+
+
+@in_virtual_time
+async def test_what_is_given_up_of_its_own_user_leaves_a_rank_what_it_is_made_from() -> None:
+    takes = 10_000 * COSTS.token
+    async with opened(spare=400, step_ms=4.0, max_history=10_000) as bench:
+        await bench.rank("u1", numbered(4096))
+        await shorten(bench, device=1)
+        call = asyncio.create_task(bench.pre_infer("u1", corrected(numbered(10_000), at=1000), within=0.9 * takes))
+        await asyncio.sleep(0.3 * takes)
+        appended = bench.device.appended
+        assert (await bench.rank("u1", numbered(4106), within=0.605 * takes)).path is Path.EXTENDED
+        assert await call is PreInferOutcome.NO_CAPACITY
+        await bench.settle()
+        assert bench.device.appended - appended <= PAGE + 10 + 2 * 512  # and what was in flight
 
 
 @pytest.mark.parametrize("short", [0, 1])

@@ -343,6 +343,18 @@ def test_behind_a_head_a_build_goes_on_behind_what_was_kept(
         assert plan.cost_s <= work.step_s + len(chunks) * work.cost.step_s
 
 
+@pytest.mark.parametrize(("deadline", "chunks"), [(1.0, 2), (2.7e-3, 1)])
+def test_what_is_new_behind_a_head_does_not_make_a_rank_late(
+    events: asyncio.AbstractEventLoop, deadline: float, chunks: int
+) -> None:
+    """A step with the rank alone takes 1.1 ms, a page 1.3, and sixty tokens, less than a step by itself, 0.6."""
+    work = Work(events, step_s=2.4e-3, now=0.0)
+    work.ready(due=deadline)
+    build = work.build(due=2.0, tokens=2 * PAGE + 60)
+    build.head, build.base = PAGE, 2 * PAGE
+    assert len(work.planned().appends) == chunks
+
+
 def state(work: Work) -> list[dict[str, Any]]:
     everything: list[Build | Rank] = [
         *work.builds,

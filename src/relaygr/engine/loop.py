@@ -171,10 +171,10 @@ class EngineLoop:
         """The pre-infer's deadline is here, or its caller has gone: the work goes on until the lease ends."""
         self._answer(call, PreInferOutcome.FAILED)
 
-    def _give_up_build(self, build: Build) -> None:
+    def _give_up_build(self, build: Build, keep: bool) -> None:
         """Its time is better spent on others. Nobody waits for it but pre-infers, which are refused after all.
 
-        What has run of it is kept: its rank goes on from that.
+        `keep`: whether what has run of it is kept: its rank goes on from that.
         """
         for call, _ in build.calls:
             self._answer(call, PreInferOutcome.NO_CAPACITY)
@@ -182,7 +182,7 @@ class EngineLoop:
         prefix = build.prefix
         length = (build.done - prefix.lineage.context_tokens) // PAGE * PAGE
         ran = build.done >= build.base and build.done > (0 if build.head else build.base)  # and of a head all
-        if ran and length > 0 and build.keep and self._usable(prefix.lineage):
+        if keep and ran and length > 0 and build.keep and self._usable(prefix.lineage):
             self._keep(prefix.first(length))
         self.claims.end_where(lambda claim: claim.build is build, prefix.user)  # and with the last the build
 
@@ -385,9 +385,10 @@ class EngineLoop:
         old = self.tier.find(new.user)
         longer = old is not None and old.lineage == new.lineage and old.length > new.length
         if old is not None and longer and new.length % PAGE == 0 and old.shares(new) == new.length:
-            if not old.missing or new.tokens < old.head:
+            if not old.missing or not new.length:
                 return
-            new = old.on(np.concatenate((new.pages[: old.missing], old.pages)), 0)
+            if new.tokens >= old.head:
+                new = old.on(np.concatenate((new.pages[: old.missing], old.pages)), 0)
         self.tier.install(new, self.visits.last(new.user))
         if self.host.pool.total:
             saved = self.cost.append_s(new.tokens, 0) - self.cost.copy_s(0)

@@ -61,7 +61,7 @@ class Ranks:
         cost: CostModel,
         clock: Clock,
         choose: Choose,
-        give_up: Callable[[Build], None],
+        give_up: Callable[[Build, bool], None],
         device: Device,
         step_s: float,
         on_miss: OnMiss,
@@ -144,9 +144,7 @@ class Ranks:
             self._ask(rank, "is not cached")
         elif self._on_miss == "truncate" and option.ready > needed:
             self._truncate(rank)
-        elif (room := self._room_for(rank, option, joined, needed)) is None:
-            self.resolve(rank)  # anew: what was given up may be of this very user
-        elif not room:
+        elif not self._room_for(rank, option, joined, needed):
             kind = Unavailable if rank.attempts else Overloaded  # it would be in time, had the device not failed
             rank.future.set_exception(kind(f"too much waits for the device to rank {shown(rank.user)} in time"))
         elif option.source is Source.RESIDENT:
@@ -166,9 +164,8 @@ class Ranks:
                 rank.build = joined
                 joined.waiting.append(rank)
 
-    def _room_for(self, rank: Rank, option: Option, joined: Build | None, needed: float) -> bool | None:
+    def _room_for(self, rank: Rank, option: Option, joined: Build | None, needed: float) -> bool:
         """Whether it is worth trying; not where it would be late for no other reason than what waits in front of it.
-        None where something was given up for it, and with that what is cached may have changed.
 
         To try it all the same would make those late that come behind it, and they those behind them. Where nobody else
         waits there is no harm in trying, however likely it is to fail.
@@ -198,8 +195,9 @@ class Ranks:
         costliest = self.queue.costliest(due, COSTLIER * work_s) if work_s else None
         if costliest is None or late(self.queue.before_append_s(due, (joined, costliest))):
             return False
-        self._give_up(costliest)
-        return None
+        # What has run of it is kept, but not in place of what this rank is to be made from.
+        self._give_up(costliest, costliest.prefix.user != rank.user)
+        return True
 
     def again(self, rank: Rank) -> None:
         """Something this rank relied on failed: a miss. Resolve it anew."""

@@ -60,7 +60,7 @@ class Scheduler:
         queue.sort()
         served = queue[0][4].served
         plan = Plan(served, cost_s=self._cost.step_s)
-        most_s, begins = self._step_s, now + in_flight_s
+        most_s, latest_s, begins = self._step_s, math.inf, now + in_flight_s
         for number, (_, _, _, _, work) in enumerate(queue, 1):  # grows while it is gone through
             if work.served is not served:
                 continue
@@ -72,7 +72,8 @@ class Scheduler:
                 plan.scores.append(work)
                 plan.cost_s += work.cost_s
                 if begins + plan.cost_s <= work.deadline:  # else it is late, whatever comes with it
-                    most_s = min(most_s, _OF_DEADLINE * (work.deadline - begins))
+                    latest_s = min(latest_s, _OF_DEADLINE * (work.deadline - begins))
+                    most_s = min(most_s, latest_s)
                 continue
             low = work.launched
             high = self._chunk_end(work, low, left, at_least_one=first, crumbs=not plan.appends)
@@ -83,7 +84,7 @@ class Scheduler:
                 plan.cost_s += self._cost.append_s(high - low, low)
                 low, head = work.behind(high), high == work.head
                 # Behind a head, what is new: in the same step, also where it takes no longer than another would.
-                left = max(most_s - plan.cost_s, self._cost.step_s)
+                left = max(most_s - plan.cost_s, min(self._cost.step_s, latest_s - plan.cost_s))
                 high = self._chunk_end(work, low, left, at_least_one=False, crumbs=False) if head else low
             if low == work.prefix.tokens:
                 for rank in work.ranks:
