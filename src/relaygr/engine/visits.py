@@ -17,8 +17,8 @@ __all__ = ["Visits"]
 _TWICE: Final = 0.1
 """What a prefix is worth in one tier when the other has it, too."""
 _DEAR_S: Final = 5e-3
-"""Device time from which prefixes go in parts. To compute a head takes more of the loop than to compute or to find a
-whole, and where prefixes are as short as this there are so many requests that the loop is as busy as the device."""
+"""Device time from which prefixes go in parts. A head takes a chunk more, and the loop's time for it, which shorter
+prefixes do not make up for: on an H200, those of 2.2 ms held less within 80 ms. A choice between these and 14 ms."""
 
 
 class Visits:
