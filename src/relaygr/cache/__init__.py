@@ -6,10 +6,11 @@ from relaygr.cache.lease import Lease
 from relaygr.cache.pages import PagePool, Pages
 from relaygr.cache.prefix import Identity, Lineage, Prefix
 from relaygr.cache.return_times import ReturnTimes
-from relaygr.cache.tier import Tier
+from relaygr.cache.tier import PARTS, Tier
 from relaygr.cache.write_back import ReturnRate, WriteBackQueue
 
 __all__ = [
+    "PARTS",
     "HeldColumns",
     "Identity",
     "Lease",

@@ -13,7 +13,7 @@ from relaygr.cache.held import Held, HeldColumns
 from relaygr.cache.pages import PagePool, Pages
 from relaygr.cache.prefix import Prefix
 
-__all__ = ["Tier"]
+__all__ = ["PARTS", "Tier"]
 
 
 Worth = Callable[[HeldColumns], npt.NDArray[np.float64] | None]
@@ -28,7 +28,7 @@ _LINED_UP: Final = 16
 """Of these, those worth the least that nobody needs: they go one after the other, before any is weighed again. Of few,
 a quarter at most."""
 PARTS: Final = 4
-"""A prefix that goes in parts goes in so many, or in fewer where that is the same for others."""
+"""As many a prefix has that goes in parts; several may go at once."""
 
 
 class Tier:

@@ -6,8 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from relaygr.cache import HeldColumns, ReturnRate, ReturnTimes, Tier
-from relaygr.cache.tier import PARTS
+from relaygr.cache import PARTS, HeldColumns, ReturnRate, ReturnTimes, Tier
 from relaygr.clock import Clock
 from relaygr.engine.cost import CostModel
 from relaygr.history import PAGE
@@ -18,7 +17,7 @@ _TWICE: Final = 0.1
 """What a prefix is worth in one tier when the other has it, too."""
 _DEAR_S: Final = 5e-3
 """Device time from which prefixes go in parts. A head takes a chunk more, and the loop's time for it, which shorter
-prefixes do not make up for: on an H200, those of 2.2 ms held less within 80 ms. A choice between these and 14 ms."""
+prefixes do not make up for: on an H200, those of 1.9 ms held less within 80 ms. A choice between these and 13 ms."""
 
 
 class Visits:
