@@ -133,7 +133,7 @@ class Tier:
                 if self.pool.free >= count:
                     return
                 prefix = self._prefixes[user]
-                if self.pool.unpinned(prefix.pages) == len(prefix.pages):
+                if self.pool.none_pinned(prefix.pages):
                     self._shorten(prefix, pages)
                 self._line.pop(user, None)
         for whole in (True, False):
@@ -176,7 +176,7 @@ class Tier:
         chosen = []
         for place, row in enumerate(rows.tolist()):
             pages = self._prefixes[users[row]].pages
-            if self.pool.unpinned(pages) == len(pages):
+            if self.pool.none_pinned(pages):
                 chosen.append(place)
                 if len(chosen) >= min(_LINED_UP, len(rows) / 4):
                     break

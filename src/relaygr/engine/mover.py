@@ -33,12 +33,11 @@ def runs(device: Pages, host: Pages, pinned: int) -> tuple[Pages, Pages, Pages]:
     The driver takes a microsecond for each copy. Pages are taken and freed in the order of prefixes: where these are
     all as long a prefix is a few runs; where they are not, runs become shorter with every prefix.
     """
-    steps = np.diff(device)
-    apart = (np.abs(steps) != 1) | (steps != np.diff(host)) | (np.diff(host // pinned) != 0)
-    begins = np.concatenate(((0,), np.flatnonzero(apart) + 1))
-    counts = np.diff(begins, append=len(device))
-    ends = begins + counts - 1
-    return np.minimum(device[begins], device[ends]), np.minimum(host[begins], host[ends]), counts
+    steps, host_steps, pieces = device[1:] - device[:-1], host[1:] - host[:-1], host // pinned  # `np.diff` takes longer
+    apart = (np.abs(steps) != 1) | (steps != host_steps) | (pieces[1:] != pieces[:-1])
+    edges = np.concatenate(((0,), np.flatnonzero(apart) + 1, (len(device),)))
+    begins, ends = edges[:-1], edges[1:] - 1
+    return np.minimum(device[begins], device[ends]), np.minimum(host[begins], host[ends]), ends - begins + 1
 
 
 class PageMover:
