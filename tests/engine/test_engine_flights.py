@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from behaviours import numbered
-from engines import COSTS, in_virtual_time, opened
-from relaygr import Path, PreInferOutcome
+from engines import COSTS, WatchedDevice, in_virtual_time, opened
+from relaygr import Path, PreInferOutcome, Ranked
 from relaygr.engine.simulated import SimulatedModel
 
 
@@ -145,6 +145,49 @@ async def test_a_short_rank_does_not_wait_for_a_long_one() -> None:
         assert ranked.timings.total <= 1e3 * (chunk + COSTS.step + 10 * COSTS.token + 3 * COSTS.candidate)
         assert not long.done()
         assert (await long).used == 400
+
+
+@in_virtual_time
+async def test_a_rank_waits_for_the_step_in_flight_and_not_for_another_long_one() -> None:
+    """The next one is launched when the first is nearly over, so that it may be the rank's."""
+    async with opened(spare=100, max_history=4000, step_ms=20.0, device=WatchedDevice(depth=2)) as bench:
+        await bench.rank("u", numbered(300))
+        long = asyncio.create_task(bench.pre_infer("long", numbered(4000, salt=1)))
+        await asyncio.sleep(5e-3)
+        began = bench.now
+        assert (await bench.rank("u", numbered(300))).path is Path.RESIDENT
+        assert bench.now - began < 20e-3
+        assert await long is PreInferOutcome.COMPUTED
+
+
+@in_virtual_time
+async def test_a_device_is_not_left_waiting_for_the_next_long_step() -> None:
+    async with opened(spare=100, max_history=4000, step_ms=20.0, device=WatchedDevice(depth=2)) as bench:
+        began = bench.now
+        long = asyncio.create_task(bench.pre_infer("long", numbered(4000)))
+        await asyncio.sleep(10e-3)
+        assert bench.engine.status().steps_in_flight == 1
+        await asyncio.sleep(7e-3)
+        assert bench.engine.status().steps_in_flight == 2
+        await long
+        steps = [step for step in bench.device.launched if step.appends]
+        assert len(steps) > 1
+        assert bench.now - began == pytest.approx(sum(COSTS.of_step(step) for step in steps), rel=1e-6)
+
+
+@in_virtual_time
+async def test_appends_go_on_though_there_is_always_something_to_score() -> None:
+    async with opened(spare=100, max_history=4000, step_ms=20.0, device=WatchedDevice(depth=2)) as bench:
+        await bench.rank("u", numbered(200))
+        bench.device.forget()
+        long = asyncio.create_task(bench.pre_infer("long", numbered(4000, salt=1)))
+        ranks: list[asyncio.Task[Ranked]] = []
+        while not long.done():
+            assert len(ranks) < 1000
+            ranks.append(asyncio.create_task(bench.rank("u", numbered(200))))
+            await asyncio.sleep(COSTS.step)
+        await asyncio.gather(*ranks)
+        assert any(step.scores and not step.appends for step in bench.device.launched), "none went apart"
 
 
 @in_virtual_time

@@ -103,8 +103,12 @@ class Work:
         self.builds.append(build)
         return build
 
-    def plan(self) -> Plan | None:
-        return Scheduler(self.cost, self.step_s).plan(self.builds, self.ranks, self.now, in_flight_s=0.0)
+    def plan(self, *, apart: bool = False) -> Plan | None:
+        return Scheduler(self.cost, self.step_s).plan(self.builds, self.ranks, self.now, in_flight_s=0.0, apart=apart)
+
+    def ahead(self, plan: Plan) -> list[Rank]:
+        """Those of its ranks that were ready, and so wait for nothing that it appends."""
+        return [rank for rank in plan.scores if rank in self.ranks]
 
     def planned(self) -> Plan:
         plan = self.plan()
@@ -410,6 +414,44 @@ def test_step_by_step_every_token_is_run_once_and_every_rank_scored_once_behind_
         work.ranks += [rank for build in ended for rank in build.ranks if not rank.over and rank not in scored]
     assert sorted(scored, key=id) == sorted(everyone, key=id)
     assert all(len(tokens) == build.prefix.tokens for build, tokens in builds.items())
+
+
+@given(st.data())
+def test_scores_go_apart_where_appends_behind_them_take_long(
+    events: asyncio.AbstractEventLoop, data: st.DataObject
+) -> None:
+    work = draw_work(data, events)
+    together, apart = work.plan(), work.plan(apart=True)
+    if together is None or apart is None:
+        assert together is apart
+        return
+    scored = [(len(rank.candidates), len(rank.history)) for rank in apart.scores]
+    appended = work.predicted(together) - sum(
+        price * n for price, n in zip(COSTS, CostModel.features([], scored), strict=True)
+    )
+    if apart.appends or not together.appends:
+        assert apart == together
+        assert not apart.appends or not work.ahead(apart) or appended <= 20.001 * COSTS[0]
+    else:
+        assert apart.scores == together.scores[: len(apart.scores)]
+        assert apart.cost_s == pytest.approx(work.predicted(apart))
+        assert appended >= 19.999 * COSTS[0]
+        assert apart.scores == work.ahead(together)
+
+
+def test_scores_wait_for_no_long_append_and_for_short_ones(events: asyncio.AbstractEventLoop) -> None:
+    work = Work(events, step_s=50e-3)
+    rank = work.ready(due=2.0, tokens=100, candidates=10)
+    build = work.build(due=1.0, tokens=10 * PAGE)
+    assert (plan := work.plan(apart=True)) is not None
+    assert plan.appends
+    assert plan.scores == [rank]
+    work.build(due=1.5, tokens=10 * PAGE)  # long together
+    assert (plan := work.plan(apart=True)) is not None
+    assert (plan.appends, plan.scores) == ([], [rank])
+    work.ranks.clear()
+    assert (plan := work.plan(apart=True)) is not None
+    assert plan.appends[0][0] is build
 
 
 def test_a_short_rank_waits_no_longer_than_a_step_behind_a_long_append(events: asyncio.AbstractEventLoop) -> None:

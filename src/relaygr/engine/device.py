@@ -2,15 +2,23 @@
 
 import asyncio
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from relaygr.clock import Clock
 from relaygr.engine.cost import CostModel
 from relaygr.engine.step import Executor, PageCopy, Step, StepResult
 
 __all__ = ["Copy", "Device", "Ended"]
+
+_LEAD_S: Final = 2e-3
+"""How long before the end of a step the next is launched: several times what launching takes."""
+_LEAD_SHARE: Final = 0.1
+"""And a share of what it was predicted to take, since it may end sooner."""
+_SOON_S: Final = 1e-5
+"""What no timer is set for."""
 
 Ended = Callable[[BaseException | None], None]
 """Called with the error, or None."""
@@ -45,8 +53,15 @@ class Device:
         return len(self._steps)
 
     @property
-    def wants_more(self) -> bool:
-        return len(self._steps) < self._executor.depth
+    def wanted_in_s(self) -> float:
+        """How soon another step should be launched: now, shortly before those in flight end, or not before one has.
+
+        What is launched cannot be taken back: until then something more urgent may come.
+        """
+        if len(self._steps) >= self._executor.depth:
+            return math.inf
+        early_s = self.left_s - _LEAD_S - _LEAD_SHARE * sum(self._steps.values())
+        return early_s if early_s > _SOON_S else 0.0
 
     @property
     def left_s(self) -> float:

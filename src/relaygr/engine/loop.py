@@ -6,6 +6,7 @@ may be launched as soon as the last chunk of its prefix is; whether that succeed
 
 import asyncio
 import itertools
+import math
 from collections import Counter
 from typing import Final
 
@@ -90,6 +91,10 @@ class EngineLoop:
         self._clock = clock
         self._orders = orders
         self._turn_set = False
+        self._next_launch: asyncio.TimerHandle | None = None
+        """A turn when the device will want more, should nothing happen before."""
+        self._appended = True
+        """Whether the last step appended anything."""
         self._closing = False
 
     # ---- receive
@@ -242,6 +247,8 @@ class EngineLoop:
     async def close(self) -> None:
         """Refuse what waits, let what was launched end, forget everything. Raises RuntimeError if a page is lost."""
         self._closing = True
+        if self._next_launch is not None:
+            self._next_launch.cancel()
         self.ranks.refuse_all()
         self.claims.end_where(lambda _: True)
         self.write_back.forget_all()
@@ -266,7 +273,7 @@ class EngineLoop:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """One turn: give pages to those who wait for them, then launch while the device wants more."""
+        """One turn: give pages to those who wait for them, then launch while the device wants more, or when it will."""
         self._turn_set = False
         self.ranks.let_go_answered()
         if self._closing:
@@ -274,12 +281,20 @@ class EngineLoop:
         if self._executor.host_pages > self.host.pool.total:
             self.host.pool.grow(self._executor.host_pages)
         self.ranks.feed_starved()
-        while self.device.wants_more:
+        while not (wanted_in_s := self.device.wanted_in_s):
             now, in_flight_s = self._clock.now(), self.device.left_s
-            plan = self._scheduler.plan(self.builds.runnable(), self.ranks.ready, now, in_flight_s)
+            plan = self._scheduler.plan(
+                self.builds.runnable(), self.ranks.ready, now, in_flight_s, apart=self._appended
+            )
             if plan is None:
                 break
+            self._appended = bool(plan.appends)
             self._launch(plan)
+        if self._next_launch is not None:
+            self._next_launch.cancel()
+            self._next_launch = None
+        if 0 < wanted_in_s < math.inf:
+            self._next_launch = asyncio.get_running_loop().call_later(wanted_in_s, self._turn_soon)
         self.write_back.turn()
 
     def _choose(self, work: Rank | PreInfer, due: float, needed: float) -> tuple[Option, Build | None]:

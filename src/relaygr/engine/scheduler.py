@@ -23,6 +23,8 @@ __all__ = ["Plan", "Scheduler"]
 
 _OF_DEADLINE: Final = 0.9
 """The share of a rank's time that its step may be filled up to: predictions are right within some percent."""
+_LONG: Final = 20.0
+"""How many times what any step costs its appends must take for scores not to wait for them."""
 
 
 @dataclass
@@ -45,13 +47,18 @@ class Scheduler:
         self._cost = cost
         self._step_s = step_s
 
-    def plan(self, builds: Iterable[Build], ranks: Iterable[Rank], now: float, in_flight_s: float) -> Plan | None:
+    def plan(
+        self, builds: Iterable[Build], ranks: Iterable[Rank], now: float, in_flight_s: float, *, apart: bool = False
+    ) -> Plan | None:
         """The next step, or None if there is nothing to run. It begins when what is in flight has ended.
 
         The most urgent work is always in it, whatever it costs, though never more than a chunk; more is packed in order
         of urgency while the step stays within its time, and within the deadlines of the ranks in it, which are answered
         at its end. A build's ranks may score in the step that runs its last chunk. All of a step's work is of one
         model.
+
+        `apart`: whether scores may go in a step of their own, ahead of appends that would take long. Not in every step:
+        what is appended must go on.
         """
         queue = [_place(build, now) for build in builds]
         queue += [_place(rank, now) for rank in ranks]
@@ -61,6 +68,7 @@ class Scheduler:
         served = queue[0][4].served
         plan = Plan(served, cost_s=self._cost.step_s)
         most_s, latest_s, begins = self._step_s, math.inf, now + in_flight_s
+        ahead: Plan | None = None
         for number, (_, _, _, _, work) in enumerate(queue, 1):  # grows while it is gone through
             if work.served is not served:
                 continue
@@ -79,6 +87,8 @@ class Scheduler:
             high = self._chunk_end(work, low, left, at_least_one=first, crumbs=not plan.appends)
             if high == low:
                 break
+            if plan.scores and not plan.appends:
+                ahead = Plan(served, scores=plan.scores.copy(), cost_s=plan.cost_s)
             while high > low:
                 plan.appends.append((work, low, high))
                 plan.cost_s += self._cost.append_s(high - low, low)
@@ -90,6 +100,8 @@ class Scheduler:
                 for rank in work.ranks:
                     if not rank.over:
                         bisect.insort(queue, _place(rank, now), lo=number)
+        if apart and ahead is not None and plan.cost_s - ahead.cost_s > _LONG * self._cost.step_s:
+            return ahead
         return plan
 
     def _chunk_end(self, build: Build, low: int, left_s: float, *, at_least_one: bool, crumbs: bool) -> int:
