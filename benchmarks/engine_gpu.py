@@ -247,10 +247,10 @@ class Phases:
         learn, release = loop.cost.observe_step, loop.ranks.let_go_answered
 
         def timed(name: str, call: Any) -> Any:
-            def wrapped(*args: Any) -> Any:
+            def wrapped(*args: Any, **more: Any) -> Any:
                 began, cpu = time.perf_counter(), time.thread_time()
                 try:
-                    return call(*args)
+                    return call(*args, **more)
                 finally:
                     self.cpu_s[name] += time.thread_time() - cpu
                     self.wall_s[name] += time.perf_counter() - began

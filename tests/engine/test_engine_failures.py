@@ -6,12 +6,14 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import numpy as np
 import pytest
 
 from behaviours import numbered
-from engines import Bench, WatchedDevice, in_virtual_time, opened
+from engines import Bench, DeviceLost, WatchedDevice, corrected, in_virtual_time, opened
 from relaygr import Path, PreInferOutcome
-from relaygr.engine.step import Direction, PageCopy, Step
+from relaygr.cache import Pages
+from relaygr.engine.step import Direction, PageCopy, Step, StepResult
 from relaygr.errors import DeadlineExceeded, Unavailable
 
 Fails = Callable[[Step | PageCopy], bool]
@@ -155,6 +157,46 @@ async def test_a_device_that_always_fails_makes_the_engine_unavailable(within: f
         assert bench.state() == before
         bench.device.fails = lambda work: False
         assert (await bench.rank("u1", numbered(300))).path is Path.FULL
+
+
+@in_virtual_time
+async def test_a_step_that_is_refused_frees_nothing_that_the_one_before_it_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = np.arange(3)
+    async with opened(spare=20, step_ms=1.0, device=WatchedDevice(depth=2)) as bench:
+        await bench.rank("u1", numbered(300), context=context)
+        await bench.settle()
+        loop, take = bench.engine._open_loop(), bench.device.launch
+        copied: list[int] = []
+        freed: list[int] = []
+
+        def launch(step: Step) -> "asyncio.Future[StepResult]":
+            if copied:
+                raise DeviceLost("not taken")
+            copied.extend(source for source, _ in step.page_copies)
+            return take(step)
+
+        def ended(pages: Pages) -> None:
+            freed.extend(pages.tolist())
+            end(pages)
+
+        end = loop.tier.pool._end
+        monkeypatch.setattr(loop.tier.pool, "_end", ended)
+        monkeypatch.setattr(bench.device, "launch", launch)
+        # A page agrees; the one behind it, of which three tokens do, is copied.
+        rank = asyncio.create_task(bench.rank("u1", corrected(numbered(400), at=200), context=context))
+        while not list(loop.builds):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        loop.tier.drop("u1")  # as when others need room
+        while not loop.device.faults["step"]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert copied
+        assert loop.device.steps, "the step that copies is in flight"
+        assert not set(copied) & set(freed)
+        copied.clear()
+        monkeypatch.setattr(bench.device, "launch", take)
+        await rank
 
 
 @in_virtual_time

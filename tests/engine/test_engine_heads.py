@@ -243,6 +243,21 @@ async def test_a_head_that_fails_is_a_miss(lost: str) -> None:
 
 
 @in_virtual_time
+async def test_a_step_that_fails_with_a_head_and_what_is_new_lets_go_of_its_pages_before_others_are_told() -> None:
+    """Five pages are kept for a rank and four may be leased: the longer prefix takes all of these."""
+    async with opened(spare=5, lease_s=5.0) as bench:
+        await bench.rank("u1", numbered(300))
+        await shorten(bench, device=1)
+        fails = iter([True])
+        bench.device.fails = lambda work: isinstance(work, Step) and len(work.appends) == 2 and next(fails, False)
+        first = asyncio.create_task(bench.pre_infer("u1", numbered(310)))
+        await asyncio.sleep(1e-5)
+        then = asyncio.create_task(bench.pre_infer("u1", numbered(395)))
+        assert await first is PreInferOutcome.FAILED
+        assert await then is PreInferOutcome.EXTENDED
+
+
+@in_virtual_time
 async def test_what_has_lost_its_head_before_its_turn_is_written_as_it_is() -> None:
     async with opened(spare=12, host=20) as bench:
         bench.device.hangs_s = lambda work: 0.05 if isinstance(work, PageCopy) else 0.0

@@ -180,19 +180,19 @@ class Builds:
         self._copy(build.reload, copied)
 
     def launched(self, build: Build, high: int) -> None:
-        """Its tokens up to `high` have been launched."""
+        """Its tokens up to `high` have been launched, in one step."""
         build.page_copy = None
         build.launched = build.behind(high)
         build.in_flight += 1
         build.cost_s = self._left_s(build)
 
     def ran(self, build: Build, high: int, *, well: bool) -> None:
-        """A launched chunk that goes up to `high`, or a copy, has ended."""
+        """What a step had of it, up to `high`, or a copy, has ended."""
         build.in_flight -= 1
         if well:
             build.done = build.behind(high)
-        if build.source is not None:
-            build.source.release()
+            if build.source is not None:  # else a step before this one may still read it
+                build.source.release()
         if build.state is BuildState.APPENDING:
             if not well:
                 self._end(build, BuildState.FAILED)

@@ -311,9 +311,11 @@ class EngineLoop:
     # ---- launch
 
     def _launch(self, plan: Plan) -> None:
-        appends, copies = [], []
-        for build, low, high in plan.appends:
-            appends.append(AppendRow(build.history, build.context, low, high, build.prefix.pages))
+        appends = [
+            AppendRow(build.history, build.context, low, high, build.prefix.pages) for build, low, high in plan.appends
+        ]
+        copies = []
+        for build, high in plan.ends.items():
             if build.page_copy is not None:
                 copies.append(build.page_copy)
             self.builds.launched(build, high)
@@ -346,9 +348,10 @@ class EngineLoop:
             for user in {build.prefix.user for build, _, _ in plan.appends} | {rank.user for rank in plan.scores}:
                 self.tier.drop(user)
                 self.host.drop(user)
+                self.write_back.forget(user)
         if result is not None:
             self.pre_infer_busy_s += result.seconds * self._pre_infer_part(plan)
-        for build, _, high in plan.appends:
+        for build, high in plan.ends.items():
             self.builds.ran(build, high, well=result is not None)
         scored, scores = [], []
         for index, rank in enumerate(plan.scores):

@@ -36,6 +36,11 @@ class Plan:
     scores: list[Rank] = field(default_factory=list)
     cost_s: float = 0.0
 
+    @property
+    def ends(self) -> dict[Build, int]:
+        """How far each of its builds goes: those that get a head have two chunks."""
+        return {build: high for build, _, high in self.appends}
+
 
 class Scheduler:
     """Plans steps of about `step_s` seconds. Pure: it reads the work and changes none of it.
