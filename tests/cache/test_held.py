@@ -13,8 +13,8 @@ def test_columns_are_those_of_their_users_after_any_comings_and_goings() -> None
         user = f"u{lot.randrange(150)}"
         action = lot.choice(("add", "remove", "seen", "head", "twice"))
         if action == "add" and user not in model:
-            held.add(user, last=0.5, tokens=turn, head=3, twice=bool(turn % 2))
-            model[user] = [0.5, turn, 3, turn % 2]
+            held.add(user, last=0.5, tokens=turn, head=3, twice=bool(turn % 2), page=turn)
+            model[user] = [0.5, turn, 3, turn % 2, turn]
         elif action == "remove" and user in model:
             held.remove(user)
             del model[user]
@@ -29,7 +29,7 @@ def test_columns_are_those_of_their_users_after_any_comings_and_goings() -> None
             held.set_twice(user, bool(turn % 3))
             if user in model:
                 model[user][3] = bool(turn % 3)
-        rows = np.array([model[each] for each in held.users]).reshape(-1, 4)
+        rows = np.array([model[each] for each in held.users]).reshape(-1, 5)
         assert sorted(held.users) == sorted(model)
         for column, right in zip(held.columns, rows.T, strict=True):
             np.testing.assert_array_equal(column, right)

@@ -408,10 +408,10 @@ def test_the_head_of_what_is_worth_the_least_goes_first() -> None:
         tier.seen(user, float(rate))
     of_tokens(tier, "new", 2)
     shortened = {one.user: one.missing for one in tier if one.missing}
-    assert shortened == {"a": 4}  # as far as its pages are worth no more than the first of "d": four are weighed
+    assert shortened == {"a": 6}  # as far as its pages are worth no more than the first of "d": four are weighed
     left = tier.find("a")
     assert left is not None
-    assert len(left.pages) == 4
+    assert len(left.pages) == 2
     assert left.length == 8 * PAGE
     assert tier.shortened == 1
     assert tier.evictions == 0
@@ -456,7 +456,7 @@ def test_of_a_few_no_more_goes_than_has_to() -> None:
         of_tokens(tier, user, 64)
         tier.seen(user, rate)
     of_tokens(tier, "new", 1)
-    assert {one.user: one.missing for one in tier if one.missing} == {"a": 16}
+    assert {one.user: one.missing for one in tier if one.missing} == {"a": 22}
 
 
 def test_those_that_do_not_go_in_parts_go_whole() -> None:
@@ -467,7 +467,7 @@ def test_those_that_do_not_go_in_parts_go_whole() -> None:
         of_tokens(tier, user, 8)
         tier.seen(user, float(rate))
     of_tokens(tier, "e", 12)
-    assert {one.user: one.missing for one in tier} == {"b": 2, "d": 0, "e": 0}
+    assert {one.user: one.missing for one in tier} == {"b": 3, "d": 0, "e": 0}
 
 
 def test_a_prefix_that_someone_needs_keeps_its_head() -> None:

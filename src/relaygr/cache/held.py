@@ -9,17 +9,18 @@ __all__ = ["Held", "HeldColumns"]
 
 
 class HeldColumns(NamedTuple):
-    """Of each user: when they were last here, tokens of their prefix and of its head that is missing, and whether the
-    other tier has it, too."""
+    """Of each user: when they were last here, tokens of their prefix and of its head that is missing, whether the other
+    tier has it, too, and the last of its pages."""
 
     last: npt.NDArray[np.float64]
     tokens: npt.NDArray[np.float64]
     head: npt.NDArray[np.float64]
     twice: npt.NDArray[np.bool_]
+    page: npt.NDArray[np.int64]
 
     def at(self, rows: "npt.NDArray[np.int64] | slice") -> "HeldColumns":
         """Of these users."""
-        return HeldColumns(self.last[rows], self.tokens[rows], self.head[rows], self.twice[rows])
+        return HeldColumns(self.last[rows], self.tokens[rows], self.head[rows], self.twice[rows], self.page[rows])
 
 
 class Held:
@@ -28,19 +29,21 @@ class Held:
     def __init__(self) -> None:
         self.users: list[str] = []
         self._row: dict[str, int] = {}
-        self._columns = HeldColumns(np.empty(64), np.empty(64), np.empty(64), np.empty(64, np.bool_))
+        self._columns = HeldColumns(
+            np.empty(64), np.empty(64), np.empty(64), np.empty(64, np.bool_), np.empty(64, np.int64)
+        )
 
     @property
     def columns(self) -> HeldColumns:
         """Views, in the order of `users`."""
         return self._columns.at(slice(len(self.users)))
 
-    def add(self, user: str, *, last: float, tokens: int, head: int, twice: bool) -> None:
+    def add(self, user: str, *, last: float, tokens: int, head: int, twice: bool, page: int) -> None:
         row = self._row[user] = len(self.users)
         self.users.append(user)
         if row == len(self._columns.last):
             self._columns = self._columns.at(np.arange(2 * row) % row)
-        for column, value in zip(self._columns, (last, tokens, head, twice), strict=True):
+        for column, value in zip(self._columns, (last, tokens, head, twice, page), strict=True):
             column[row] = value
 
     def remove(self, user: str) -> None:

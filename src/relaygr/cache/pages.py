@@ -94,8 +94,12 @@ class PagePool:
         return len(pages) - int(np.count_nonzero(self._pins[pages])) if len(pages) else 0
 
     def none_pinned(self, pages: Pages) -> bool:
-        """Whether nobody has pinned any of these. The last one tells of most that somebody has, and at once."""
-        return not len(pages) or not (self._pins[pages[-1]] or np.count_nonzero(self._pins[pages]))
+        """Whether nobody has pinned any of these."""
+        return not np.count_nonzero(self._pins[pages])
+
+    def unneeded(self, pages: Pages) -> npt.NDArray[np.bool_]:
+        """Which of these nobody has pinned."""
+        return self._pins[pages] == 0
 
     def filled(self, page: int) -> int:
         """Slots of the page that someone has written or claimed; those behind may be appended to in place."""

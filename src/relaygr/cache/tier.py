@@ -27,8 +27,9 @@ _LOOKED_AT: Final = 8192
 _LINED_UP: Final = 16
 """Of these, those worth the least that nobody needs: they go one after the other, before any is weighed again. Of few,
 a quarter at most."""
-PARTS: Final = 4
+PARTS: Final = 3
 """As many a prefix has that goes in parts; several may go at once."""
+_NO_PAGE: Final = -1
 
 
 class Tier:
@@ -85,7 +86,8 @@ class Tier:
         self.drop(user)
         self._prefixes[user] = prefix
         twice = twin is not None and twin.covers(prefix)
-        self._held.add(user, last=seen, tokens=prefix.tokens, head=prefix.head, twice=twice)
+        page = int(prefix.pages[-1]) if len(prefix.pages) else _NO_PAGE
+        self._held.add(user, last=seen, tokens=prefix.tokens, head=prefix.head, twice=twice, page=page)
         if self.other is not None and twin is not None:
             self.other._twin(user, twice=prefix.covers(twin))
 
@@ -172,13 +174,15 @@ class Tier:
         if weighed is None:
             return False
         rows, worth = weighed
-        users = self._held.users
+        users, most = self._held.users, math.ceil(min(_LINED_UP, len(rows) / 4))
+        # Where somebody needs pages of a prefix, the last one is seldom not among them.
+        free = np.flatnonzero(self.pool.unneeded(self._held.columns.page[rows]))
+        free = free[worth[free].argsort()]
         chosen = []
-        for place, row in enumerate(rows.tolist()):
-            pages = self._prefixes[users[row]].pages
-            if self.pool.none_pinned(pages):
+        for place in (place for some in (free[: 2 * most], free[2 * most :]) for place in some.tolist()):
+            if self.pool.none_pinned(self._prefixes[users[rows[place]]].pages):
                 chosen.append(place)
-                if len(chosen) >= min(_LINED_UP, len(rows) / 4):
+                if len(chosen) == most:
                     break
         if not chosen:
             return False
@@ -196,7 +200,7 @@ class Tier:
         whole = ~self.in_parts(self._held.columns.at(rows))
         if whole.all():
             return np.ones(len(rows))
-        columns = self._held.columns.at(np.repeat(rows, PARTS))
+        columns = self._held.columns.at(rows.repeat(PARTS))
         parts = np.tile(np.arange(PARTS), len(rows))
         worth = self.worth(columns._replace(head=columns.head + columns.tokens * parts / PARTS))
         assert worth is not None, "it was known just now"
@@ -209,19 +213,19 @@ class Tier:
         self._line.clear()
         weighed = self._weighed()
         users = self._held.users
-        first = [] if weighed is None else [self._prefixes[users[row]] for row in weighed[0].tolist()]
+        first = []
+        if weighed is not None:
+            rows, worth = weighed
+            first = [self._prefixes[users[row]] for row in rows[worth.argsort()].tolist()]
         told = {prefix.user for prefix in first}
         return [*first, *(prefix for prefix in self if prefix.user not in told)]
 
     def _weighed(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None:
-        """Rows of prefixes, those worth the least first, and what they are worth; None where that is not known."""
+        """Rows of prefixes, and what they are worth; None where that is not known."""
         columns, users = self._held.columns, self._held.users
         rows = np.arange(min(len(users), _LOOKED_AT))
         if len(users) > _LOOKED_AT:
             rows = (rows + self._lot.randrange(len(users))) % len(users)
             columns = columns.at(rows)
         worth = self.worth(columns)
-        if worth is None:
-            return None
-        order = np.argsort(worth)
-        return rows[order], worth[order]
+        return None if worth is None else (rows, worth)

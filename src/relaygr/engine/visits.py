@@ -70,11 +70,18 @@ class Visits:
         rates = self._times.rates(held.last, self._clock.now())
         if rates is None:
             return None
+        whole_s = self._cost.prefix_s(held.tokens)
         of_part = self._cost.token_s(held.head + held.tokens / PARTS / 2) * PAGE
-        of_all = self._cost.prefix_s(held.tokens) / np.maximum(np.ceil(held.tokens / PAGE), 1)
-        worth = rates * np.where(self._in_parts(held), of_part, of_all)
+        of_all = whole_s / np.maximum(np.ceil(held.tokens / PAGE), 1)
+        worth = rates * np.where(self._goes_in_parts(held, whole_s), of_part, of_all)
         return np.where(held.twice, _TWICE * worth, worth)
 
     def _in_parts(self, held: HeldColumns) -> npt.NDArray[np.bool_]:
-        """Whose head is so much cheaper to compute again than the whole that it goes first."""
-        return (self._cost.prefix_s(held.tokens) >= _DEAR_S) & self._any_in_parts
+        """Whose head is so much cheaper to compute again than the whole that it goes first; not where the other tier has
+        it, too: that has all that a part of this would be kept for."""
+        return self._goes_in_parts(held, self._cost.prefix_s(held.tokens))
+
+    def _goes_in_parts(self, held: HeldColumns, whole_s: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+        if not self._any_in_parts:
+            return np.zeros(len(whole_s), np.bool_)
+        return (whole_s >= _DEAR_S) & ~held.twice

@@ -25,7 +25,7 @@ class Candidates:
         self.items: npt.NDArray[np.int64] = frozen(integers("candidates", items, np.int64))
         if not len(self.items):
             raise InvalidInput("candidates", "must not be empty")
-        self.highest = int(self.items.view(np.uint64).max())
+        self.highest = int(np.maximum.reduce(self.items.view(np.uint64)))
         """Of the items: known here, so that whoever batches them need not look."""
         if self.highest > _HIGHEST:  # as unsigned ones, negative numbers are the highest
             raise InvalidInput("candidates", "must not be negative")
