@@ -60,6 +60,7 @@ def points() -> list[Point]:
     for left in (15.0, 60.0):
         load = replace(BASE, retrieval_ms=0.75 * left, pre_processing_ms=0.25 * left)
         found.append(Point("stages, ms", f"{left:g}", load))
+        found.append(Point("stages, ms, reuse 0", f"{left:g}", replace(load, reuse=0.0)))
     for gap_s in (2.0, 20.0, 60.0):  # a past that knows of the visit before
         load = replace(BASE, gap_s=gap_s, past_s=max(BASE.past_s, 3 * gap_s))
         found.append(Point("gap, s", f"{gap_s:g}", load))

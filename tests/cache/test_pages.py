@@ -94,6 +94,7 @@ class Naive:
         assert self.pool.available == TOTAL - len(pinned)
         everything = np.arange(TOTAL, dtype=np.int64)
         assert self.pool.unpinned(everything) == TOTAL - len(pinned)
+        assert np.flatnonzero(~self.pool.unneeded(everything)).tolist() == pinned
         for count in range(TOTAL + 1):
             assert self.pool.none_pinned(everything[:count]) == (not pinned or pinned[0] >= count)
 

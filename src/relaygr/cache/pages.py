@@ -99,7 +99,8 @@ class PagePool:
 
     def unneeded(self, pages: Pages) -> npt.NDArray[np.bool_]:
         """Which of these nobody has pinned."""
-        return self._pins[pages] == 0
+        unneeded: npt.NDArray[np.bool_] = self._pins[pages] == 0
+        return unneeded
 
     def filled(self, page: int) -> int:
         """Slots of the page that someone has written or claimed; those behind may be appended to in place."""

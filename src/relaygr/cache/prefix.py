@@ -96,7 +96,15 @@ class Prefix:
 
     def without_head(self, count: int) -> "Prefix":
         """What is left of it behind its first `count` pages that are there."""
-        return replace(self, pages=self.pages[count:], missing=self.missing + count)
+        return Prefix(  # for every eviction: `replace` takes twice as long
+            self.user,
+            self.lineage,
+            self.length,
+            self.digest,
+            self.page_digests,
+            self.pages[count:],
+            self.missing + count,
+        )
 
     def first(self, length: int) -> "Prefix":
         """The prefix of the first `length` behaviours, which is all of this one or whole pages of it; in its pages."""

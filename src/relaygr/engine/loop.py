@@ -91,8 +91,9 @@ class EngineLoop:
         self._clock = clock
         self._orders = orders
         self._turn_set = False
-        self._next_launch: asyncio.TimerHandle | None = None
-        """A turn when the device will want more, should nothing happen before."""
+        self._next_turn: asyncio.TimerHandle | None = None
+        """For when the device will want more."""
+        self._next_turn_at = 0.0
         self._appended = True
         """Whether the last step appended anything."""
         self._closing = False
@@ -247,8 +248,8 @@ class EngineLoop:
     async def close(self) -> None:
         """Refuse what waits, let what was launched end, forget everything. Raises RuntimeError if a page is lost."""
         self._closing = True
-        if self._next_launch is not None:
-            self._next_launch.cancel()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         self.ranks.refuse_all()
         self.claims.end_where(lambda _: True)
         self.write_back.forget_all()
@@ -290,12 +291,23 @@ class EngineLoop:
                 break
             self._appended = bool(plan.appends)
             self._launch(plan)
-        if self._next_launch is not None:
-            self._next_launch.cancel()
-            self._next_launch = None
         if 0 < wanted_in_s < math.inf:
-            self._next_launch = asyncio.get_running_loop().call_later(wanted_in_s, self._turn_soon)
+            self._turn_at(self._clock.now() + wanted_in_s)
         self.write_back.turn()
+
+    def _turn_at(self, at: float) -> None:
+        """Should nothing happen before. One that was to come sooner comes sooner, and asks again."""
+        if self._next_turn is not None and self._next_turn_at <= at:
+            return
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+
+        def turn() -> None:
+            self._next_turn = None
+            self._turn_soon()
+
+        self._next_turn_at = at
+        self._next_turn = asyncio.get_running_loop().call_later(at - self._clock.now(), turn)
 
     def _choose(self, work: Rank | PreInfer, due: float, needed: float) -> tuple[Option, Build | None]:
         """How to get the prefix this work needs, and the build to join where that is the way."""

@@ -77,8 +77,8 @@ class Visits:
         return np.where(held.twice, _TWICE * worth, worth)
 
     def _in_parts(self, held: HeldColumns) -> npt.NDArray[np.bool_]:
-        """Whose head is so much cheaper to compute again than the whole that it goes first; not where the other tier has
-        it, too: that has all that a part of this would be kept for."""
+        """Whose head is so much cheaper to compute again than the whole that it goes first. Not where the other tier
+        has it, too: that has all that a part of this would be kept for."""
         return self._goes_in_parts(held, self._cost.prefix_s(held.tokens))
 
     def _goes_in_parts(self, held: HeldColumns, whole_s: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
