@@ -153,3 +153,41 @@ def test_a_search_tries_what_was_not_tried_and_keeps_it(tmp_path: Path, command:
         assert (load["lengths"], load["retrieval_ms"], load["pre_processing_ms"]) == ("recorded", 120.0, 30.0)
     else:
         assert (load["retrieval_ms"], load["pre_processing_ms"]) == (12.0, 3.0)
+
+
+def written(tmp_path: Path) -> str:
+    trace = str(tmp_path / "trace")
+    assert (
+        CliRunner().invoke(lab, ["workload", trace, "--rate", "2", "--seconds", "2", "--lengths", "64"]).exit_code == 0
+    )
+    return trace
+
+
+def test_what_cannot_be_written_is_said_before_anything_is_done(tmp_path: Path) -> None:
+    nowhere, trace = str(tmp_path / "no" / "where"), written(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert "trace: cannot be written" in refused(["workload", nowhere])
+    assert "trace: cannot be written" in refused(["workload", str(tmp_path)])
+    assert "records: cannot be written" in refused(["run", trace, nowhere])
+    headline = str(Path(__file__).parents[2] / "benchmarks" / "results" / "headline-cpu.json")
+    assert "out: cannot be written" in refused(["report", str(tmp_path / "file" / "report"), headline])
+
+
+@pytest.mark.parametrize("url", ["foo", "http://host", "http://host:99999", "https://host:8000", "http://:8000"])
+def test_an_address_that_is_none_is_refused_by_name(tmp_path: Path, url: str) -> None:
+    said = refused(["run", written(tmp_path), str(tmp_path / "records"), "--url", url])
+    assert f'url: is "{url}"; write it as' in said
+
+
+def test_what_is_not_there_or_is_something_else_is_said(tmp_path: Path) -> None:
+    trace, records = written(tmp_path), tmp_path / "records.parquet"
+    assert "trace: " in (said := refused(["run", str(tmp_path / "none"), str(records)]))
+    assert "does not exist" in said
+    assert "does not exist" in refused(["simulate", trace, str(tmp_path / "none.json")])
+    (tmp_path / "other.json").write_text("{}")
+    assert "GET /v1/status" in refused(["simulate", trace, str(tmp_path / "other.json")])
+    records.write_bytes(b"PAR1\xff\xfe")
+    assert "lab slo or length" in (said := refused(["report", str(tmp_path / "report"), str(records)]))
+    assert "PAR1" not in said
+    (tmp_path / "empty.jsonl").write_text("")
+    assert "has no probes" in refused(["report", str(tmp_path / "report"), str(tmp_path / "empty.jsonl")])

@@ -85,9 +85,9 @@ def test_what_cannot_be_is_refused_by_name(field: str, bad: object) -> None:
 def test_slots_that_cannot_stand_in_one_are_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match=r"^slot: "):
         haproxy(membership(**{"a b": "http://127.0.0.1:1"}))
-    with pytest.raises(InvalidInput, match=r"^instances.slot-0: "):
+    with pytest.raises(InvalidInput, match=r"^gateway.instances.slot-0: "):
         haproxy(membership(slot_0="127.0.0.1"))
-    with pytest.raises(InvalidInput, match=r"^instances: "):
+    with pytest.raises(InvalidInput, match=r"^gateway.instances: "):
         haproxy(Membership())
 
 

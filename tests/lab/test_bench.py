@@ -139,7 +139,11 @@ def test_what_is_brought_along_is_part_of_a_probe_by_its_contents(tmp_path: Path
 
 def test_a_file_of_probes_that_cannot_be_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    for path, said in ((tmp_path / "no" / "folder", "is no folder"), (tmp_path, "read"), (tmp_path / "bytes", "read")):
+    for path, said in (
+        (tmp_path / "no" / "folder", "is no folder"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "bytes", "read"),
+    ):
         with pytest.raises(InvalidInput, match=f"probes: .*{said}"):
             ProbeFile(path)
 

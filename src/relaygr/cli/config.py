@@ -23,6 +23,7 @@ def config(
     """Print the file that configures all servers: every key with its default and what it means.
 
     Keep what you change and delete the rest: `relaygr config > relaygr.toml`. The servers read it with `--config`.
+    What stays is said: for `serve all`, whose defaults are others, print it with `--serve-all`.
     """
     defaults = DEFAULTS if serve_all else Settings()
     with errors("config"):

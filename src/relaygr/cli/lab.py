@@ -169,6 +169,8 @@ def _told(path: Path) -> _Told:
     from relaygr.engine.simulated import SimulatedCosts
     from relaygr.errors import InvalidInput
 
+    if not path.exists():
+        raise InvalidInput("costs", f"{path} does not exist")
     try:
         status = json.loads(path.read_text(encoding="utf-8"))
         status = status.get("engine", status)
@@ -176,4 +178,4 @@ def _told(path: Path) -> _Told:
         costs = SimulatedCosts(*map(float, steps), *map(float, copies))
         return _Told(costs, *(int(status[name]) for name in ("page_bytes", "device_pages", "host_pages")))
     except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidInput("costs", f"{path} is not what an instance answers to GET /v1/status") from error
+        raise InvalidInput("costs", f"{path} is not what an instance (no gateway) answers to GET /v1/status") from error

@@ -51,11 +51,13 @@ def run(
     """
     from relaygr.lab.histories import Histories
     from relaygr.lab.outcome import Budgets, Run
+    from relaygr.lab.outputs import checked_file
     from relaygr.lab.records import save_records
     from relaygr.lab.run import Sample
     from relaygr.lab.trace import Trace
 
     with errors("lab run"):
+        checked_file("records", out)
         chosen, requests = options.modes([mode])[0], Trace.load(trace)
         budgets = Budgets(ranking_ms, pipeline_ms)
         longest = int(requests.length.max(initial=1))

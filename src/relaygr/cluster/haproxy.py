@@ -140,7 +140,7 @@ def _servers(membership: Membership) -> Iterator[str]:
         parts = urlsplit(member.address)
         if parts.scheme != "http" or not parts.hostname or not parts.port:
             raise InvalidInput(
-                f"instances.{member.slot}", f'is {shown(member.address)}; write it as "http://127.0.0.1:8100"'
+                f"gateway.instances.{member.slot}", f'is {shown(member.address)}; write it as "http://127.0.0.1:8100"'
             )
         number = zlib.crc32(member.slot.encode()) % _LARGEST_ID + 1
         while number in taken:
@@ -149,7 +149,7 @@ def _servers(membership: Membership) -> Iterator[str]:
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         yield f"    server {member.slot} {host}:{parts.port} id {number}"
     if not taken:
-        raise InvalidInput("instances", 'names none; write each as slot-0 = "http://127.0.0.1:8100"')
+        raise InvalidInput("gateway.instances", 'names none; write each as slot-0 = "http://127.0.0.1:8100"')
 
 
 def _is_ip(host: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from relaygr.errors import Unavailable
+from relaygr.errors import InvalidInput, Unavailable
 from relaygr.history import History
 from relaygr.lab.histories import Histories
 from relaygr.lab.outcome import Run
@@ -91,6 +91,8 @@ async def _write(
             for low in range(0, length, _BATCH):
                 body = BehavioursBody(user=f"{name}-{user}", behaviours=_behaviours(history[low : low + _BATCH]))
                 told = await servers.client.request("POST", "/v1/behaviours", msgspec.json.encode(body), dict(_JSON))
+                if told.status == 400 and b"go backwards" in told.body:
+                    raise InvalidInput("name", f"users {name}-… are in the store from an earlier run: give another")
                 if told.status != 200:
                     raise Unavailable(f"behaviours were answered {told.status}: {told.body[:200]!r}")
             done += 1

@@ -11,6 +11,7 @@ from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts
 from relaygr.errors import InvalidInput
 from relaygr.lab.outcome import Budgets, Run
+from relaygr.lab.outputs import checked_file
 from relaygr.lab.simulate import simulate
 from relaygr.lab.trace import Trace
 from relaygr.lab.tuning import Tuning
@@ -185,8 +186,7 @@ class ProbeFile:
 
 def _text(path: Path) -> str:
     """What is in the file; nothing where there is none yet."""
-    if not path.parent.is_dir():
-        raise InvalidInput("probes", f"cannot be written: {path.parent} is no folder")
+    checked_file("probes", path)
     try:
         return path.read_text(encoding="utf-8") if path.exists() else ""
     except (OSError, UnicodeDecodeError) as error:

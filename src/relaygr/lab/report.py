@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from relaygr.errors import InvalidInput
 from relaygr.lab.figures import Chart, against, bars, over_time
+from relaygr.lab.outputs import checked_folder
 from relaygr.lab.probe import ProbeFile
 
 __all__ = ["Results", "load_results", "write_report"]
@@ -32,20 +33,24 @@ def load_results(paths: Sequence[Path]) -> Results:
         if not path.exists():
             raise InvalidInput("results", f"{path} does not exist")
         if path.suffix == ".jsonl":
-            found.probes += list(ProbeFile(path))
+            probes = list(ProbeFile(path))
+            if not probes:
+                raise InvalidInput("results", f"{path} has no probes in it")
+            found.probes += probes
             continue
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
             table["shapes"], table["details"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InvalidInput("results", f"{path} has neither probes nor a headline: {error!r}") from error
+            known = "probes of relaygr lab slo or length (.jsonl), or a headline (.json)"
+            raise InvalidInput("results", f"{path} is neither of what is reported on: {known}") from error
         found.tables.append(table)
     return found
 
 
 def write_report(results: Results, out: Path) -> Path:
     """The page, `report.html`, which needs nothing else; and its figures as PNG beside it."""
-    out.mkdir(parents=True, exist_ok=True)
+    checked_folder("out", out)
     sections = [_headline(table) for table in results.tables]
     rows = [name for table in results.tables for name in table["details"]]
     order = {name: place for place, name in enumerate(rows)}

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relaygr.errors import InvalidInput
+from relaygr.lab.outputs import checked_file
 
 __all__ = ["Trace"]
 
@@ -53,9 +54,11 @@ class Trace:
         return float((self.visit[present] > 0).mean()) if present.any() else 0.0
 
     def save(self, path: Path) -> None:
+        """Raises InvalidInput where the file cannot be written."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        checked_file("trace", path)
         table = pa.table({name: pa.array(column) for name, column in self._columns().items()})
         pq.write_table(table.replace_schema_metadata({_KEY: json.dumps(self.made).encode()}), path)
 
@@ -65,6 +68,8 @@ class Trace:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        if not path.exists():
+            raise InvalidInput("trace", f"{path} does not exist")
         try:
             table = pq.read_table(path)
         except (OSError, pa.ArrowInvalid) as error:

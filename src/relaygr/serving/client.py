@@ -5,7 +5,8 @@ from collections import deque
 from typing import Final, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
-from relaygr.errors import Unavailable
+from relaygr.errors import InvalidInput, Unavailable
+from relaygr.shown import shown
 
 __all__ = ["Client", "HttpClient", "Response"]
 
@@ -49,11 +50,15 @@ class HttpClient:
 
     @classmethod
     def to(cls, address: str, *, keep: int = 64) -> "HttpClient":
-        """For an address such as http://127.0.0.1:8100."""
-        parts = urlsplit(address)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        return cls(parts.hostname, parts.port, keep=keep)
+        """For an address such as http://127.0.0.1:8100; InvalidInput naming the url for what is none."""
+        try:
+            parts = urlsplit(address)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host or not port or parts.scheme != "http":
+            raise InvalidInput("url", f"is {shown(address)}; write it as http://127.0.0.1:8000")
+        return cls(host, port, keep=keep)
 
     async def request(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
