@@ -144,7 +144,8 @@ def test_a_search_tries_what_was_not_tried_and_keeps_it(tmp_path: Path, command:
         assert set(told["found"]) == set(told["simulated"]) == {"full"}
         written.append((probes.read_bytes(), told))
     assert written[0] == written[1]
-    (row,) = ProbeFile(probes)
+    row, *more = ProbeFile(probes)
+    assert len(more) <= 1  # one that fails by what may be luck, on a busy machine, is tried once more
     assert row["told"]["requests"] > 0
     assert len(row["searched"]) == 16
     load = row["probe"]["workload"]

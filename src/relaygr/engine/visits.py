@@ -15,9 +15,9 @@ __all__ = ["Visits"]
 
 _TWICE: Final = 0.1
 """What a prefix is worth in one tier when the other has it, too."""
-_DEAR_S: Final = 1.5e-3
-"""Device time from which prefixes go in parts. A head takes a chunk more, and the loop's time for it, which shorter
-prefixes do not make up for: on an H200, those of 1.9 ms do; by simulation, those of 0.6 ms do not."""
+_DEAR_S: Final = 5e-3
+"""Device time from which prefixes go in parts. Heads take launches and evictions more, and the loop's time for them,
+which shorter prefixes do not make up for: on an H200, those of 1.9 ms did not. A choice between these and 13 ms."""
 
 
 class Visits:
