@@ -2,17 +2,18 @@
 
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "commit", "machine", "percentile", "time_calls", "write_result"]
+from relaygr.lab.estimates import percentile
+
+__all__ = ["RESULTS", "commit", "machine", "percentile", "result_of", "time_calls", "write_result"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -27,24 +28,23 @@ def time_calls(call: Callable[[int], object], runs: int, *, warm: int = 20) -> l
     return times[warm:]
 
 
-def percentile(times: Sequence[float], percent: float) -> float:
-    """The smallest of the times that at least `percent` of them do not exceed."""
-    ordered = sorted(times)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+def result_of(name: str) -> Any:
+    """What a benchmark wrote to results/<name>.json."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def write_result(name: str, inputs: Mapping[str, Any], figures: Mapping[str, Any]) -> Path:
     """Writes results/<name>.json: the machine, the commit, what went in and what came out."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    result = {
+    told = {
         "name": name,
         "machine": machine(),
         "commit": commit(),
         "inputs": dict(inputs),
         "figures": dict(figures),
     }
-    path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     return path
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from chart import Bar, Bars, bars
-from common import RESULTS
+from common import RESULTS, result_of
 
 __all__ = ["GPU", "MODES", "goals", "headline", "headline_picture", "limits", "maybe", "others"]
 
@@ -37,7 +37,7 @@ def _rows(file: str) -> str:
         "| against `full` | against `cache` | commit |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    details, probes = _result(file)["details"], _searched(file)
+    details, probes = result_of(file)["details"], _searched(file)
     for name, detail in details.items():
         row = detail["row"]
         by_length = detail["kind"] == "length"
@@ -72,7 +72,7 @@ def _held(detail: dict[str, Any], mode: str) -> str:
 def goals() -> str:
     """What was aimed for on the GPU, and whether it was reached."""
     lines = ["| row | goal, of `full` | measured | | of `cache` | |", "|---|---|---|---|---|---|"]
-    details = _result("headline-h200")["details"]
+    details = result_of("headline-h200")["details"]
     for name, goal in GOALS.items():
         by_length = details[name]["kind"] == "length"
         ratio = details[name]["row"]["length_ratio" if by_length else "throughput_ratio"]
@@ -94,7 +94,7 @@ def limits() -> str:
     ]
     for file in GPU | CPU:
         probes = _searched(file)
-        for name, detail in _result(file)["details"].items():
+        for name, detail in result_of(file)["details"].items():
             for mode, shown, _ in MODES:
                 if detail["found"][mode] is not None:
                     ours = [probe for probe in probes[name] if probe["probe"]["mode"] == mode]
@@ -132,7 +132,7 @@ def others() -> str:
             for probe in (*_probes(file, "earlier-"), *_probes(file))
             if probe.get("other")
         }
-        for name, detail in _result(file)["details"].items():
+        for name, detail in result_of(file)["details"].items():
             if any((name, mode) in known for mode in OTHERS):
                 cells = [_other(detail, known[name, mode]) if (name, mode) in known else "" for mode in OTHERS]
                 lines.append(_line([name, *cells]))
@@ -168,7 +168,7 @@ def _failed(probes: Sequence[dict[str, Any]]) -> str:
 def headline_picture() -> str:
     """What each mode holds on the GPU, as many times what `full` holds."""
     groups = []
-    for detail in _result("headline-h200")["details"].values():
+    for detail in result_of("headline-h200")["details"].values():
         row, found, by_length = detail["row"], detail["found"], detail["kind"] == "length"
         unit = " behaviours" if by_length else " a second"
         held = []
@@ -191,10 +191,6 @@ def maybe(value: float | None, form: str, unit: str = "") -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def _result(file: str) -> Any:
-    return json.loads((RESULTS / f"{file}.json").read_text())
 
 
 def _searched(file: str) -> dict[str, list[dict[str, Any]]]:

@@ -3,25 +3,24 @@
 A table stands between <!-- NAME --> and <!-- /NAME -->; the tests check that none was edited by hand.
 """
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from common import result_of
 from headline_tables import GPU, MODES, goals, headline, headline_picture, limits, maybe, others
 
 __all__ = ["PICTURES", "TABLES", "written"]
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 SHOWN_CALLERS = (1, 16)
 CALLS = ("pre-infer", "rank resident", "rank extended", "rank reloaded", "rank full")
 
 
 def gpu_calls() -> str:
     """One call at a time through the engine, on a GPU."""
-    result = _result("engine-h200")
+    result = result_of("engine-h200")
     cases = dict.fromkeys((row["shape"], row["n"], row["m"]) for row in result["calls"])
     found = {(row["shape"], row["n"], row["call"]): row for row in result["calls"]}
     lines = [
@@ -43,7 +42,7 @@ def gpu_calls() -> str:
 
 def gpu_targets() -> str:
     """What was aimed for, and whether it was reached."""
-    result = _result("engine-h200")
+    result = result_of("engine-h200")
     lines = ["| call | target | on the device | from the caller's side |", "|---|---|---|---|"]
     for row in result["calls"]:
         if "target_ms" in row:
@@ -64,7 +63,7 @@ def gpu_targets() -> str:
 
 def gpu_loads() -> str:
     """Closed loops of callers."""
-    result = _result("engine-h200")
+    result = result_of("engine-h200")
     lines = [
         "| model | callers ask for | callers | ranks/s | P50, ms | P99, ms | device busy | loop per step, CPU µs |",
         "|---|---|---|---|---|---|---|---|",
@@ -81,7 +80,7 @@ def gpu_loads() -> str:
 
 def overload() -> str:
     """Requests answered in time where more come than the device can serve, simulated."""
-    figures = _result("overload-simulated")["figures"]
+    figures = result_of("overload-simulated")["figures"]
     before = {(row["mode"], row["times"]): row["answered"] for row in figures["before"]["rows"]}
     lines = ["| of the mode's limit | `full` | `cache` | relay |", "|---|---|---|---|"]
     for times in dict.fromkeys(row["times"] for row in figures["rows"]):
@@ -96,7 +95,7 @@ def overload() -> str:
 
 def next_items() -> str:
     """MovieLens-1M beside what was published."""
-    result = _result("quality-ml-1m")
+    result = result_of("quality-ml-1m")
     seeds = len(result["inputs"]["seeds"])
     lines = ["| MovieLens-1M, leave one out, length 200 | HR@10 | NDCG@10 | HR@50 | HR@200 |", "|---|---|---|---|---|"]
     for name, suffix in (
@@ -115,7 +114,7 @@ def next_items() -> str:
 
 def clicks() -> str:
     """KuaiRand-Pure."""
-    result = _result("quality-kuairand-pure")
+    result = result_of("quality-kuairand-pure")
     lines = ["| KuaiRand-Pure, by time | AUC | normalized entropy | calibration |", "|---|---|---|---|"]
     for label, name in (("is_click", "click"), ("long_view", "long view"), ("is_like", "like")):
         cells = [
@@ -128,7 +127,7 @@ def clicks() -> str:
 
 def length() -> str:
     """Quality and latency by the behaviours read."""
-    figures = _result("length-quality")["figures"]
+    figures = result_of("length-quality")["figures"]
     groups = {"all": "all", "with_as_many": "with as many", "with_512": "with 512"}
     figures_of = {"AUC": "liked_auc", "AUC within users": "liked_auc_within", "HR@10": "hr@10"}
     heads = [f"{what}, {group}" for what in figures_of for group in groups.values()]
@@ -143,7 +142,7 @@ def length() -> str:
 
 def length_gains() -> str:
     """What the longest histories bring over shorter ones."""
-    figures = _result("length-quality")["figures"]
+    figures = result_of("length-quality")["figures"]
     figures_of = (("AUC", "liked_auc"), ("AUC within users", "liked_auc_within"), ("HR@10", "hr@10"))
     groups = {"all": "all", "with_512": "with 512"}
     columns = {f"{what}, {name}": f"{key} {group}" for what, key in figures_of for group, name in groups.items()}
@@ -158,7 +157,7 @@ def length_gains() -> str:
 
 def kernel_targets() -> str:
     """What attention was to reach."""
-    section = _result("kernels-h200")["sections"]["targets"]
+    section = result_of("kernels-h200")["sections"]["targets"]
     lines = ["| shape | TFLOP/s | target | behind 100 large products |", "|---|---|---|---|"]
     for row in section["rows"]:
         found = f"{row['reached_tflops']:.0f}" if row["reached"] else f"**{row['reached_tflops']:.0f}, missed**"
@@ -175,7 +174,7 @@ def kernel_targets() -> str:
 
 def ray_paths() -> str:
     """What carries a rank on Ray."""
-    result = _result("ray-paths")
+    result = result_of("ray-paths")
     inputs, figures = result["inputs"], result["figures"]
     lines = [
         f"| path | alone, P50 ms | P99 ms | × plain | {inputs['senders']} at once, ranks/s | × plain | P99 ms |",
@@ -193,7 +192,7 @@ def ray_paths() -> str:
 
 def ray_cluster() -> str:
     """Events under load."""
-    result = _result("ray-cluster")
+    result = result_of("ray-cluster")
     inputs, figures = result["inputs"], result["figures"]
     lines = [
         "| event | ranks meanwhile | failed | missed | share | of users | keys back after | P99 ms |",
@@ -224,7 +223,7 @@ def _about(result: Any) -> str:
 
 def serving() -> str:
     """Gateway, frontend and engine on a CPU."""
-    result = _result("serving-cpu")
+    result = result_of("serving-cpu")
     inputs = result["inputs"]
     lines = ["| | measured | aimed at | |", "|---|---|---|---|"]
     for row in result["figures"]["targets"]:
@@ -242,7 +241,7 @@ def serving() -> str:
 
 def soak() -> str:
     """What a long run with faults came to."""
-    result = _result("soak")
+    result = result_of("soak")
     inputs, figures = result["inputs"], result["figures"]
     answers = ", ".join(f"{count:,} × {status}" for status, count in figures["answers"].items())
     lines = [
@@ -264,7 +263,7 @@ def soak() -> str:
 
 def sensitivity() -> str:
     """Simulated: the highest rates within the budgets, one condition changed at a time."""
-    result = _result("sensitivity-simulated")
+    result = result_of("sensitivity-simulated")
     base = result["base"]
     lines = [
         "| condition | | `full`/s | `cache`/s | relay/s | against `full` | against `cache` |",
@@ -324,10 +323,6 @@ def written(document: str) -> str:
             raise ValueError(f"{document} has no place for {name}")
         text = pattern.sub(lambda match, table=table: f"{match[1]}{table()}\n{match[2]}", text)  # type: ignore[misc]
     return text
-
-
-def _result(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 PICTURES: dict[str, Callable[[], str]] = {"docs/headline.svg": headline_picture}

@@ -101,7 +101,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pytest.raises(InvalidInput, match="trace: .* does not exist"):
+    with pytest.raises(InvalidInput, match=r"trace: .* does not exist"):
         Trace.load(tmp_path / "missing.parquet")
     pq.write_table(pa.table({"at": [1.0]}), tmp_path / "other.parquet")
     with pytest.raises(InvalidInput, match="not written by"):

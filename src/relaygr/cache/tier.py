@@ -81,15 +81,13 @@ class Tier:
 
         `seen`: when its user was last here.
         """
-        user, twin = prefix.user, None if self.other is None else self.other.find(prefix.user)
+        user = prefix.user
         self.pool.own(prefix.pages)
         self.drop(user)
         self._prefixes[user] = prefix
-        twice = twin is not None and twin.covers(prefix)
         page = int(prefix.pages[-1]) if len(prefix.pages) else _NO_PAGE
-        self._held.add(user, last=seen, tokens=prefix.tokens, head=prefix.head, twice=twice, page=page)
-        if self.other is not None and twin is not None:
-            self.other._twin(user, twice=prefix.covers(twin))
+        self._held.add(user, last=seen, tokens=prefix.tokens, head=prefix.head, twice=False, page=page)
+        self._compare(prefix)
 
     def drop(self, user: str) -> bool:
         """Forget the user's prefix; pages that someone still needs are freed when they let go."""
@@ -108,6 +106,13 @@ class Tier:
         for user in users:
             self.drop(user)
         return len(users)
+
+    def _compare(self, prefix: Prefix) -> None:
+        """This is what the user has here now: note whether either tier's serves as well as the other's."""
+        twin = None if self.other is None else self.other.find(prefix.user)
+        if self.other is not None and twin is not None:
+            self._held.set_twice(prefix.user, twin.covers(prefix))
+            self.other._twin(prefix.user, twice=prefix.covers(twin))
 
     def _twin(self, user: str, *, twice: bool) -> None:
         """What the other tier has of the user has changed, and with it what theirs is worth here."""
@@ -160,10 +165,7 @@ class Tier:
         self.pool.disown(prefix.pages[:count])
         self.shortened += 1
         self._held.set_head(user, short.head)
-        twin = None if self.other is None else self.other.find(user)
-        if self.other is not None and twin is not None:
-            self._held.set_twice(user, twin.covers(short))
-            self.other._twin(user, twice=short.covers(twin))
+        self._compare(short)
 
     def _line_up(self) -> bool:
         """Choose some of those worth the least, and how much of each goes; False where there are none, or unweighed.

@@ -202,10 +202,12 @@ class Builds:
 
     def _left_s(self, build: Build) -> float:
         """Device time for what has not been launched of it."""
-        low, head, rest = build.launched, 0.0, build.launched
-        if low < build.head:
-            head, rest = self._cost.append_s(build.head - low, low), build.base
-        return head + self._cost.append_s(build.prefix.tokens - rest, rest)
+        low, left_s = build.launched, 0.0
+        while low < build.prefix.tokens:
+            high = build.until(low)
+            left_s += self._cost.append_s(high - low, low)
+            low = build.behind(high)
+        return left_s
 
     def abandon_if_unwanted(self, build: Build) -> None:
         """Give up a build that nobody waits for; what was launched still runs to its end."""

@@ -58,10 +58,11 @@ class Queue:
     def costliest(self, due: float, more_than_s: float) -> Build | None:
         """Of prefixes that come before an append due then, and whose ranks have not come yet, the one that has most
         left to run, if that is more than so long."""
-        ahead = [
-            build for build in self._before(due, self._clock.now()) if build.cost_s > more_than_s and not build.ranks
-        ]
-        ahead = [build for build in ahead if build.pre_infer and not build.waiting]
+        ahead = (
+            build
+            for build in self._before(due, self._clock.now())
+            if build.cost_s > more_than_s and build.pre_infer and not build.ranks and not build.waiting
+        )
         return max(ahead, key=lambda build: build.cost_s, default=None)
 
     def _before(self, due: float, now: float) -> list[Build]:
