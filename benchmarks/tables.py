@@ -279,7 +279,8 @@ def sensitivity() -> str:
         f"Base: `d512`, {base['lengths']:,} behaviours, {base['candidates']} candidates, reuse {base['reuse']}, gaps "
         f"of {base['gap_s']:g} s, stages of {stages} ms, budgets {ranking:g} / {pipeline:g} ms, "
         f"{' and '.join(result['memory'])} of memory, at {result['commit'][:7]}. Rates are within 7% of the "
-        "simulator's limits for one set of arrivals, of 2,000 requests for `full` and 500 for the others, or of two seconds.",
+        "simulator's limits for one set of arrivals, of 2,000 requests for `full` and 500 for the others, or of two "
+        "seconds.",
     ]
     if any(row["condition"] == "model" for row in result["rows"]):
         lines[-1] += " Other models: costs in proportion to what their calls of 8,192 behaviours took."
