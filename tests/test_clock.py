@@ -80,6 +80,16 @@ def test_a_wait_that_nothing_can_end_raises() -> None:
         run_virtual(main())
 
 
+def test_time_that_does_not_pass_raises() -> None:
+    async def main() -> None:
+        await asyncio.sleep(1.0)
+        while True:  # noqa: ASYNC110
+            await asyncio.sleep(1e-17)  # which is nothing beside a second
+
+    with pytest.raises(RuntimeError, match=r"stands still at 1\.000000 s"):
+        run_virtual(main())
+
+
 def test_wait_for_ends_a_wait_at_its_time() -> None:
     async def main() -> float:
         with pytest.raises(TimeoutError):

@@ -34,10 +34,15 @@ class VirtualClock:
         return self._loop.time()
 
 
+_STILL = 100_000
+"""Rounds of a loop at one instant that are too many."""
+
+
 class _JumpingSelector(selectors.DefaultSelector):
     """Where a loop would sleep until its next timer, moves the loop's time there instead."""
 
     now = 0.0
+    _still = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
@@ -45,15 +50,20 @@ class _JumpingSelector(selectors.DefaultSelector):
             return ready
         if timeout is None:
             raise RuntimeError(f"deadlock in virtual time at {self.now:.6f} s: every task waits, no timer is set")
-        self.now += max(timeout, 0.0)
+        before, self.now = self.now, self.now + max(timeout, 0.0)
+        self._still = 0 if self.now > before else self._still + 1
+        if self._still > _STILL:
+            raise RuntimeError(
+                f"virtual time stands still at {self.now:.6f} s: somebody is called again and again at once"
+            )
         return ready
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An asyncio loop in virtual time: sleeps and timers cost nothing, and order alone decides.
 
-    A wait that nothing can end raises RuntimeError instead of hanging. Work in threads is not waited
-    for: everything awaited under this loop must be driven by timers or by other tasks.
+    A wait that nothing can end raises RuntimeError instead of hanging, and so does time that does not pass. Work in
+    threads is not waited for: everything awaited under this loop must be driven by timers or by other tasks.
     """
 
     def __init__(self) -> None:
