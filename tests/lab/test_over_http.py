@@ -38,8 +38,8 @@ def test_a_trace_is_sent_to_a_gateway_and_recorded(tmp_path: Path) -> None:
             command += ["--ranking-ms", "50000", "--pipeline-ms", "60000", "--model", str(data / "model.safetensors")]
             done = await asyncio.to_thread(CliRunner().invoke, app, command)
             again = await asyncio.to_thread(CliRunner().invoke, app, command)
-        assert "name: users lab-" in again.stderr
         assert done.exit_code == 0, done.output
+        assert "name: users lab-" in again.stderr
         told: dict[str, object] = json.loads(done.stdout)
         return told
 

@@ -30,6 +30,7 @@ a quarter at most."""
 PARTS: Final = 3
 """As many a prefix has that goes in parts; several may go at once."""
 _NO_PAGE: Final = -1
+"""Of a prefix that has none, which is nobody's loss whenever it goes."""
 
 
 class Tier:

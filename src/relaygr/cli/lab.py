@@ -15,6 +15,7 @@ from relaygr.cli.lab_limits import EPILOG, length, slo
 from relaygr.cli.lab_report import report
 from relaygr.cli.lab_run import run
 from relaygr.cli.output import errors
+from relaygr.lab.outputs import checked_file
 from relaygr.lab.workload import Workload
 
 __all__ = ["lab"]
@@ -63,6 +64,7 @@ def workload(
     trace that joins facts of two sources says that it is a hybrid.
     """
     with errors("lab workload"):
+        checked_file("trace", out)
         wanted = Workload(
             rate, seconds, profile, reuse, gap_s, skew, _DEFAULT.lengths, longest, new, candidates, retrieval_ms or 0.0,
             pre_processing_ms or 0.0, stage_spread, arrivals, past_s, seed,

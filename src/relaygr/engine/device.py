@@ -17,8 +17,8 @@ _LEAD_S: Final = 2e-3
 """How long before the end of a step the next is launched: several times what launching takes."""
 _LEAD_SHARE: Final = 0.1
 """And a share of what it was predicted to take, since it may end sooner."""
-_SOON_S: Final = 1e-5
-"""What no timer is set for."""
+_SOON_S: Final = 5e-4
+"""What no timer is set for: they are of a millisecond."""
 
 Ended = Callable[[BaseException | None], None]
 """Called with the error, or None."""

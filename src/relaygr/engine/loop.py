@@ -4,7 +4,6 @@ Everything here runs on the event loop's thread, so each method is atomic. Steps
 may be launched as soon as the last chunk of its prefix is; whether that succeeded is known before the rank completes.
 """
 
-import asyncio
 import itertools
 import math
 from collections import Counter
@@ -25,6 +24,7 @@ from relaygr.engine.outcomes import Decision, Path, PreInferOutcome
 from relaygr.engine.ranks import Ranks, resident
 from relaygr.engine.scheduler import Plan, Scheduler
 from relaygr.engine.step import Executor, PageSpoiled, Served, Step, StepResult
+from relaygr.engine.turns import Turns
 from relaygr.engine.visits import Visits
 from relaygr.engine.work import Build, BuildState, PreInfer, Rank
 from relaygr.engine.write_back import WriteBack
@@ -65,7 +65,8 @@ class EngineLoop:
         self.pre_infer_busy_s = 0.0
         """Of the device's busy seconds: those of pre-inference."""
         orders = itertools.count()
-        self.device = Device(executor, cost, clock, self._turn_soon)
+        self._turns = Turns(self._turn, clock)
+        self.device = Device(executor, cost, clock, self._turns.soon)
         self.builds = Builds(
             tier, host, cost, self.device.copy, self._build_ended, self._whole, config.accept_epochs, orders
         )
@@ -90,10 +91,6 @@ class EngineLoop:
         self._executor = executor
         self._clock = clock
         self._orders = orders
-        self._turn_set = False
-        self._next_turn: asyncio.TimerHandle | None = None
-        """For when the device will want more."""
-        self._next_turn_at = 0.0
         self._appended = True
         """Whether the last step appended anything."""
         self._closing = False
@@ -109,7 +106,7 @@ class EngineLoop:
         if not isinstance(rank.history, KnownHistory):  # by its digest it may have to be asked for again: see `leave`
             self.visits.add(rank.user, rank.arrived)
         self.ranks.take(rank)
-        self._turn_soon()
+        self._turns.soon()
 
     def leave(self, rank: Rank) -> None:
         """The rank has ended for its caller, and with it the lease that was kept for it.
@@ -121,12 +118,12 @@ class EngineLoop:
             if isinstance(rank.history, KnownHistory) and rank.keep:
                 self.visits.add(rank.user, self._clock.now())
             self.claims.end_oldest(rank.user)
-        self._turn_soon()
+        self._turns.soon()
 
     def cut(self, rank: Rank) -> None:
         """Most of the rank's time has passed; see `Ranks.cut`."""
         self.ranks.cut(rank)
-        self._turn_soon()
+        self._turns.soon()
 
     def pre_infer(self, call: PreInfer) -> None:
         """Decide about a pre-infer, and begin it if admitted. A refusal reserves nothing."""
@@ -171,7 +168,7 @@ class EngineLoop:
         else:
             build.due = min(build.due, call.deadline)
             build.calls.append((call, outcome))
-        self._turn_soon()
+        self._turns.soon()
 
     def give_up(self, call: PreInfer) -> None:
         """The pre-infer's deadline is here, or its caller has gone: the work goes on until the lease ends."""
@@ -248,8 +245,7 @@ class EngineLoop:
     async def close(self) -> None:
         """Refuse what waits, let what was launched end, forget everything. Raises RuntimeError if a page is lost."""
         self._closing = True
-        if self._next_turn is not None:
-            self._next_turn.cancel()
+        self._turns.close()
         self.ranks.refuse_all()
         self.claims.end_where(lambda _: True)
         self.write_back.forget_all()
@@ -268,14 +264,8 @@ class EngineLoop:
 
     # ---- plan
 
-    def _turn_soon(self) -> None:
-        if not self._turn_set:
-            self._turn_set = True
-            asyncio.get_running_loop().call_soon(self._turn)
-
     def _turn(self) -> None:
         """One turn: give pages to those who wait for them, then launch while the device wants more, or when it will."""
-        self._turn_set = False
         self.ranks.let_go_answered()
         if self._closing:
             return
@@ -292,22 +282,8 @@ class EngineLoop:
             self._appended = bool(plan.appends)
             self._launch(plan)
         if 0 < wanted_in_s < math.inf:
-            self._turn_at(self._clock.now() + wanted_in_s)
+            self._turns.within(wanted_in_s)
         self.write_back.turn()
-
-    def _turn_at(self, at: float) -> None:
-        """Should nothing happen before. One that was to come sooner comes sooner, and asks again."""
-        if self._next_turn is not None and self._next_turn_at <= at:
-            return
-        if self._next_turn is not None:
-            self._next_turn.cancel()
-
-        def turn() -> None:
-            self._next_turn = None
-            self._turn_soon()
-
-        self._next_turn_at = at
-        self._next_turn = asyncio.get_running_loop().call_later(at - self._clock.now(), turn)
 
     def _choose(self, work: Rank | PreInfer, due: float, needed: float) -> tuple[Option, Build | None]:
         """How to get the prefix this work needs, and the build to join where that is the way."""
@@ -350,7 +326,7 @@ class EngineLoop:
     def _whole(self, build: Build) -> None:
         """What its ranks read is there, or will be when a step launched now comes to it."""
         self.ranks.ready.update((rank, None) for rank in build.ranks if not rank.over)
-        self._turn_soon()
+        self._turns.soon()
 
     # ---- complete
 
@@ -407,7 +383,7 @@ class EngineLoop:
             else:
                 work.build = None
                 self.ranks.resolve(work)
-        self._turn_soon()
+        self._turns.soon()
 
     def _keep(self, new: Prefix) -> None:
         """Put the prefix into the device tier, unless a longer one is there whose pages serve this one too; where that
@@ -427,4 +403,4 @@ class EngineLoop:
     def _claim_ended(self, build: Build | None) -> None:
         if build is not None:
             self.builds.abandon_if_unwanted(build)
-        self._turn_soon()
+        self._turns.soon()

@@ -92,7 +92,7 @@ class Scheduler:
             high = self._chunk_end(work, low, left, at_least_one=first, crumbs=not plan.appends)
             if high == low:
                 break
-            if plan.scores and not plan.appends:
+            if apart and plan.scores and not plan.appends:
                 ahead = Plan(served, scores=plan.scores.copy(), cost_s=plan.cost_s)
             while high > low:
                 plan.appends.append((work, low, high))
@@ -105,7 +105,7 @@ class Scheduler:
                 for rank in work.ranks:
                     if not rank.over:
                         bisect.insort(queue, _place(rank, now), lo=number)
-        if apart and ahead is not None and plan.cost_s - ahead.cost_s > _LONG * self._cost.step_s:
+        if ahead is not None and plan.cost_s - ahead.cost_s > _LONG * self._cost.step_s:
             return ahead
         return plan
 

@@ -82,6 +82,4 @@ class Visits:
         return self._goes_in_parts(held, self._cost.prefix_s(held.tokens))
 
     def _goes_in_parts(self, held: HeldColumns, whole_s: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-        if not self._any_in_parts:
-            return np.zeros(len(whole_s), np.bool_)
-        return (whole_s >= _DEAR_S) & ~held.twice
+        return (whole_s >= _DEAR_S) & ~held.twice & self._any_in_parts

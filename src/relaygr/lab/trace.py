@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from relaygr.errors import InvalidInput
-from relaygr.lab.outputs import checked_file
 
 __all__ = ["Trace"]
 
@@ -54,11 +53,9 @@ class Trace:
         return float((self.visit[present] > 0).mean()) if present.any() else 0.0
 
     def save(self, path: Path) -> None:
-        """Raises InvalidInput where the file cannot be written."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        checked_file("trace", path)
         table = pa.table({name: pa.array(column) for name, column in self._columns().items()})
         pq.write_table(table.replace_schema_metadata({_KEY: json.dumps(self.made).encode()}), path)
 
