@@ -292,7 +292,8 @@ def test_a_network_that_drops_delays_and_truncates_costs_no_wrong_answer_and_no_
             for _ in range(5):
                 await asyncio.gather(*(asked(user) for user in USERS))
             assert outcomes["answered"] > 20, outcomes
-            assert sum(network.faults.total() for network in networks) > 20
+            # That there were faults: how many depends on how many messages are sent, and so on the machine.
+            assert sum(network.faults.total() for network in networks) > 5
             for network in networks:
                 network.faulty = False
             for slot in SLOTS:
