@@ -18,9 +18,14 @@ from relaygr import Path, PreInferOutcome
 from relaygr.clock import VirtualClock, VirtualTimeLoop
 from relaygr.engine.cost import CostModel
 from relaygr.engine.device import Device
+from relaygr.engine.guard import Guard
 from relaygr.engine.simulated import SimulatedModel
 from relaygr.engine.step import Served, Step, StepResult
 from relaygr.errors import DeadlineExceeded, Overloaded
+
+
+def unexpected(error: Exception) -> None:
+    pytest.fail(repr(error))
 
 
 async def offered(bench: Bench, times: float, work_s: float, call: Callable[[int], Awaitable[object]]) -> Counter[str]:
@@ -332,7 +337,7 @@ async def test_a_step_that_the_device_refuses_takes_nothing_from_what_is_in_flig
         return taken.pop()  # the second finds none
 
     executor: Any = SimpleNamespace(launch=launch, depth=2)
-    device = Device(executor, CostModel(), VirtualClock(loop), lambda: None)
+    device = Device(executor, CostModel(), VirtualClock(loop), lambda: None, Guard(unexpected))
     step = Step(Served(SimulatedModel(), "v", 0), [], [])
     device.launch(step, 1.0, (1.0,), lambda result, error: None)
     await asyncio.sleep(0.25)
@@ -352,7 +357,7 @@ async def test_a_step_is_launched_shortly_before_those_in_flight_end() -> None:
     flights: list[asyncio.Future[StepResult]] = [loop.create_future() for _ in range(3)]
     taken = iter(flights)
     executor: Any = SimpleNamespace(launch=lambda step: next(taken), depth=2)
-    device = Device(executor, CostModel(), VirtualClock(loop), lambda: None)
+    device = Device(executor, CostModel(), VirtualClock(loop), lambda: None, Guard(unexpected))
     step = Step(Served(SimulatedModel(), "v", 0), [], [])
     assert device.wanted_in_s == 0.0
     device.launch(step, 0.1, (1.0,), lambda result, error: None)

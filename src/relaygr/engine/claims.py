@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from relaygr.cache import Lease, Lineage, PagePool, Pages
+from relaygr.engine.guard import Guard
 from relaygr.engine.work import Build
 
 __all__ = ["Claim", "Claims"]
@@ -25,10 +26,11 @@ class Claim:
 class Claims:
     """Claims by user, oldest first. `ended` is called with the build of every claim that ends."""
 
-    def __init__(self, pool: PagePool, lease_s: float, ended: Callable[[Build | None], None]) -> None:
+    def __init__(self, pool: PagePool, lease_s: float, ended: Callable[[Build | None], None], guard: Guard) -> None:
         self._pool = pool
         self._lease_s = lease_s
         self._ended = ended
+        self._expire = guard.callback(self._end)
         self._claims: dict[str, deque[Claim]] = {}
 
     def __len__(self) -> int:
@@ -43,7 +45,7 @@ class Claims:
         events = asyncio.get_running_loop()
         lease = Lease(self._pool, user, pages, now + self._lease_s)
         claim = Claim(lease, lineage, build)
-        claim.timer = events.call_later(self._lease_s, self._end, claim)
+        claim.timer = events.call_later(self._lease_s, self._expire, claim)
         self._claims.setdefault(user, deque()).append(claim)
         if build is not None:
             build.claims += 1

@@ -278,10 +278,12 @@ class _Flight:
 
     def announce(self) -> None:
         """Say that it is nearly done, once it is."""
+        there = False
         with contextlib.suppress(Exception):  # a device that is lost is noticed when the flight lands
-            if self.nearly is not None and _passed(self.nearly[0]):
-                call, self.nearly = self.nearly[1], None
-                call()
+            there = self.nearly is not None and _passed(self.nearly[0])
+        if there and self.nearly is not None:
+            call, self.nearly = self.nearly[1], None
+            call()
 
     def landed(self) -> bool:
         try:

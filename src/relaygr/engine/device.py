@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from relaygr.clock import Clock
 from relaygr.engine.cost import CostModel
+from relaygr.engine.guard import Guard
 from relaygr.engine.step import Executor, PageCopy, Step, StepResult
 
 __all__ = ["Copy", "Device", "Ended"]
@@ -31,7 +32,9 @@ Copy = Callable[[PageCopy, Ended], None]
 class Device:
     """Launches steps and copies, learns what they cost, and counts faults. Callbacks come on the event loop."""
 
-    def __init__(self, executor: Executor, cost: CostModel, clock: Clock, turn_soon: Callable[[], None]) -> None:
+    def __init__(
+        self, executor: Executor, cost: CostModel, clock: Clock, turn_soon: Callable[[], None], guard: Guard
+    ) -> None:
         self.faults: Counter[str] = Counter()
         self.busy_s = 0.0
         self.copies = 0
@@ -40,6 +43,7 @@ class Device:
         self._cost = cost
         self._clock = clock
         self._turn_soon = turn_soon
+        self._guard = guard
         self._numbers = itertools.count()
         self._steps: dict[int, float] = {}
         """Predicted seconds of each step in flight, in the order of their launch."""
@@ -78,10 +82,7 @@ class Device:
             self._began = self._clock.now()
         self._steps[number] = predicted_s
 
-        def finished(future: "asyncio.Future[StepResult]") -> None:
-            if number == next(iter(self._steps)):  # not one that the device did not even take
-                self._began = self._clock.now()
-            del self._steps[number]
+        def tell(future: "asyncio.Future[StepResult]") -> None:
             error = _error_of(future)
             result = None if error is not None else future.result()
             if result is None:
@@ -91,6 +92,14 @@ class Device:
                 self._cost.observe_step(features, predicted_s, result.seconds)
             ended(result, error)
             self._turn_soon()
+
+        told = self._guard.callback(tell)
+
+        def finished(future: "asyncio.Future[StepResult]") -> None:
+            if number == next(iter(self._steps)):  # not one that the device did not even take
+                self._began = self._clock.now()
+            del self._steps[number]
+            told(future)
             self._changed.set()
 
         try:
@@ -103,8 +112,7 @@ class Device:
         """Move pages between the tiers. `ended` gets the error, or None."""
         self.copies += 1
 
-        def finished(future: "asyncio.Future[float]") -> None:
-            self.copies -= 1
+        def tell(future: "asyncio.Future[float]") -> None:
             error = _error_of(future)
             if error is None:
                 self._cost.copies.observe((1.0, float(len(copy.source))), future.result())
@@ -112,6 +120,12 @@ class Device:
                 self.faults[f"copy {copy.direction}"] += 1
             ended(error)
             self._turn_soon()
+
+        told = self._guard.callback(tell)
+
+        def finished(future: "asyncio.Future[float]") -> None:
+            self.copies -= 1
+            told(future)
             self._changed.set()
 
         try:

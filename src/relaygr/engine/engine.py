@@ -10,6 +10,7 @@ from relaygr.cache import Lineage, Tier
 from relaygr.clock import Clock, RealClock
 from relaygr.config import EngineConfig
 from relaygr.engine.cost import CostModel
+from relaygr.engine.guard import FAILED
 from relaygr.engine.limits import max_history, reserve_pages
 from relaygr.engine.loop import EngineLoop
 from relaygr.engine.outcomes import Decision, PreInferOutcome, Ranked
@@ -91,7 +92,10 @@ class Engine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Refuse what waits, let what was launched end, and check that no page is lost."""
+        """Refuse what waits, let what was launched end, and check that no page is lost.
+
+        Raises RuntimeError if one is, or if the engine has failed.
+        """
         loop, self._loop = self._loop, None
         if loop is not None:
             try:
@@ -145,7 +149,7 @@ class Engine:
         )
         loop.pre_infer(call)
         if not call.over:
-            timer = asyncio.get_running_loop().call_later(call.deadline - now, loop.give_up, call)
+            timer = asyncio.get_running_loop().call_later(call.deadline - now, loop.pre_infers.expire, call)
             call.future.add_done_callback(lambda _: timer.cancel())
         return call
 
@@ -206,22 +210,22 @@ class Engine:
             future=events.create_future(),
             keep=self.config.reuse != "none",
         )
+        loop.rank(rank)
+        if rank.future.done():
+            loop.leave(rank)
+            return rank.future
         timers = []
         if deadline is not None:
             timers.append(events.call_later(due - now, loop.ranks.expire, rank))
             if self.config.on_miss == "truncate":
                 timers.append(events.call_later(TRUNCATE_AT * (due - now), loop.cut, rank))
 
-        def leave(future: "asyncio.Future[Ranked]") -> None:
+        def leave(_: "asyncio.Future[Ranked]") -> None:
             for timer in timers:
                 timer.cancel()
             loop.leave(rank)
 
-        loop.rank(rank)
-        if rank.future.done():
-            leave(rank.future)
-        else:
-            rank.future.add_done_callback(leave)
+        rank.future.add_done_callback(leave)
         return rank.future
 
     async def swap_model(self, model: Model) -> None:
@@ -273,7 +277,8 @@ class Engine:
     def status(self) -> EngineStatus:
         """What the engine holds and has done. Raises Unavailable when it is not open."""
         loop = self._open_loop()
-        loop.ranks.let_go_answered()
+        with loop.guard:
+            loop.ranks.let_go_answered()
         tier, host = loop.tier, loop.host
         return EngineStatus(
             version=loop.served.version,
@@ -304,7 +309,7 @@ class Engine:
             write_back_waiting=len(loop.write_back.queue),
             paths={path.value: count for path, count in loop.ranks.paths.items()},
             resident_left_by_earlier=loop.resident_left_by_earlier,
-            outcomes={outcome.value: count for outcome, count in loop.outcomes.items()},
+            outcomes={outcome.value: count for outcome, count in loop.pre_infers.outcomes.items()},
             faults=dict(loop.device.faults),
             prepared=self._executor.facts(),
             cost_model_version=loop.cost.version,
@@ -327,7 +332,18 @@ class Engine:
         loop = self._open_loop()
         return loop.queue.wait_s() * 1e3, loop.cost.version
 
+    async def failed(self) -> None:
+        """Wait until the engine fails for a fault of its own: from then on every call raises Unavailable. Close it, and
+        open another."""
+        await self._loop_there().failed.wait()
+
     def _open_loop(self) -> EngineLoop:
+        loop = self._loop_there()
+        if loop.guard.error is not None:
+            raise Unavailable(FAILED)
+        return loop
+
+    def _loop_there(self) -> EngineLoop:
         if self._loop is None:
             raise Unavailable("the engine is not open: use it in `async with`")
         return self._loop

@@ -4,42 +4,39 @@ Everything here runs on the event loop's thread, so each method is atomic. Steps
 may be launched as soon as the last chunk of its prefix is; whether that succeeded is known before the rank completes.
 """
 
+import asyncio
 import itertools
+import logging
 import math
-from collections import Counter
-from typing import Final
 
 import numpy as np
 
 from relaygr.cache import Lineage, Option, Prefix, Source, Tier, WriteBackQueue
 from relaygr.clock import Clock
 from relaygr.config import EngineConfig
-from relaygr.engine.admission import Admission, Backlog, Demand
+from relaygr.engine.admission import Admission, Backlog
 from relaygr.engine.builds import Builds
 from relaygr.engine.claims import Claims
 from relaygr.engine.cost import CostModel
 from relaygr.engine.device import Device
+from relaygr.engine.guard import FAILED, Guard
 from relaygr.engine.options import Options
-from relaygr.engine.outcomes import Decision, Path, PreInferOutcome
-from relaygr.engine.ranks import Ranks, resident
+from relaygr.engine.outcomes import Path, PreInferOutcome
+from relaygr.engine.pre_infers import PreInfers
+from relaygr.engine.ranks import Ranks
 from relaygr.engine.scheduler import Plan, Scheduler
 from relaygr.engine.step import Executor, PageSpoiled, Served, Step, StepResult
 from relaygr.engine.turns import Turns
 from relaygr.engine.visits import Visits
 from relaygr.engine.work import Build, BuildState, PreInfer, Rank
 from relaygr.engine.write_back import WriteBack
-from relaygr.errors import HistoryNeeded
+from relaygr.errors import Unavailable
 from relaygr.history import PAGE, KnownHistory
 from relaygr.model.batch import AppendRow, ScoreRow
-from relaygr.shown import shown
 
 __all__ = ["EngineLoop"]
 
-_OUTCOMES: Final = {
-    Path.FULL: PreInferOutcome.COMPUTED,
-    Path.EXTENDED: PreInferOutcome.EXTENDED,
-    Path.RELOADED: PreInferOutcome.RELOADED,
-}
+_log = logging.getLogger(__name__)
 
 
 class EngineLoop:
@@ -60,22 +57,31 @@ class EngineLoop:
         self.tier = tier
         self.host = host
         self.cost = cost
-        self.outcomes: Counter[PreInferOutcome] = Counter()
         self.resident_left_by_earlier = 0
         self.pre_infer_busy_s = 0.0
         """Of the device's busy seconds: those of pre-inference."""
+        self.failed = asyncio.Event()
+        self.guard = guard = Guard(self._fail)
+        self.leave = guard.callback(self._leave)
+        """The rank has ended for its caller, and with it the lease that was kept for it.
+
+        One whose caller is asked for the behaviours goes on with the next call: the lease is for that one.
+        """
+        self.cut = guard.callback(self._cut)
+        """Most of the rank's time has passed; see `Ranks.cut`."""
         orders = itertools.count()
-        self._turns = Turns(self._turn, clock)
-        self.device = Device(executor, cost, clock, self._turns.soon)
+        self._turns = Turns(guard.callback(self._turn), clock)
+        self.device = Device(executor, cost, clock, self._turns.soon, guard)
+        arriving = guard.callback(self._whole)
         self.builds = Builds(
-            tier, host, cost, self.device.copy, self._build_ended, self._whole, config.accept_epochs, orders
+            tier, host, cost, self.device.copy, self._build_ended, arriving, config.accept_epochs, orders
         )
         step_s = config.step_ms / 1e3
         self.ranks = Ranks(
             tier, self.builds, cost, clock, self._choose, self._give_up_build, self.device, step_s, config.on_miss
         )
         self.queue = self.ranks.queue
-        self.claims = Claims(tier.pool, config.lease_s, self._claim_ended)
+        self.claims = Claims(tier.pool, config.lease_s, self._claim_ended, guard)
         queue = WriteBackQueue(config.write_back_queue)
         extend = config.reuse == "extend"
         # Tables that are accepted though they are behind go for whole prefixes: a head is computed by those of today.
@@ -85,8 +91,11 @@ class EngineLoop:
         self._options = Options(tier, host, cost, clock, config.accept_epochs, extend=extend)
         self._scheduler = Scheduler(cost, step_s)
         leased = 0.0 if config.reuse == "none" else config.lease_share
-        self._admission = Admission(tier.pool.total, reserve_pages, leased, config.pre_infer_share)
-        self._backlog = Backlog(config.pre_infer_share)
+        admission = Admission(tier.pool.total, reserve_pages, leased, config.pre_infer_share)
+        backlog = Backlog(config.pre_infer_share)
+        self.pre_infers = PreInfers(
+            tier, self.builds, self.claims, admission, backlog, self._choose, clock, self._turns.soon
+        )
         tier.other, host.other = host, tier
         self._executor = executor
         self._clock = clock
@@ -103,16 +112,13 @@ class EngineLoop:
 
     def rank(self, rank: Rank) -> None:
         """Take a rank; `leave` must follow."""
-        if not isinstance(rank.history, KnownHistory):  # by its digest it may have to be asked for again: see `leave`
-            self.visits.add(rank.user, rank.arrived)
-        self.ranks.take(rank)
-        self._turns.soon()
+        with self.guard:
+            if not isinstance(rank.history, KnownHistory):  # by its digest it may be asked for again: see `leave`
+                self.visits.add(rank.user, rank.arrived)
+            self.ranks.take(rank)
+            self._turns.soon()
 
-    def leave(self, rank: Rank) -> None:
-        """The rank has ended for its caller, and with it the lease that was kept for it.
-
-        One whose caller is asked for the behaviours goes on with the next call: the lease is for that one.
-        """
+    def _leave(self, rank: Rank) -> None:
         self.ranks.leave(rank)
         if not rank.history_needed:
             if isinstance(rank.history, KnownHistory) and rank.keep:
@@ -120,68 +126,25 @@ class EngineLoop:
             self.claims.end_oldest(rank.user)
         self._turns.soon()
 
-    def cut(self, rank: Rank) -> None:
-        """Most of the rank's time has passed; see `Ranks.cut`."""
+    def _cut(self, rank: Rank) -> None:
         self.ranks.cut(rank)
         self._turns.soon()
 
     def pre_infer(self, call: PreInfer) -> None:
         """Decide about a pre-infer, and begin it if admitted. A refusal reserves nothing."""
-        if call.over:
-            return
-        self.ranks.let_go_answered()
-        option, joined = self._choose(call, call.deadline, call.deadline)
-        exact = option.source is Source.RESIDENT or (joined is not None and joined.prefix.length == len(call.history))
-        if isinstance(call.history, KnownHistory) and not exact:
-            call.future.set_exception(HistoryNeeded(f"the prefix of {shown(call.user)} is not cached"))
-            return
-        if joined is not None and not exact:
-            tokens = call.lineage.context_tokens + len(call.history)
-            if self._admit(call, option.device_s, -(-tokens // PAGE) - len(joined.prefix.pages)):
-                joined.due = min(joined.due, call.deadline)
-                joined.waiting.append(call)
-            return
-        if joined is not None:
-            pages, need = joined.prefix.pages, 0
-        elif option.source is Source.RESIDENT:
-            pages = resident(self.tier, call).pages
-            need = self.tier.pool.unpinned(pages)
-        else:
-            shared, copied, new = self.builds.pages_for(call.user, call.lineage, len(call.history), option)
-            need = new + self.tier.pool.unpinned(np.concatenate((shared, copied)))
-        if not self._admit(call, option.device_s if joined is None else 0.0, need):
-            return
-        build, outcome = joined, PreInferOutcome.JOINED
-        if option.source is Source.RESIDENT:
-            self.tier.touch(call.user)
-            outcome = PreInferOutcome.RESIDENT
-            self.builds.sources[option.source] += 1
-        elif joined is None:
-            build = self.builds.start(call, option, call.deadline, keep=True)
-            assert build is not None, "admission has counted the pages"
-            pages, outcome = build.prefix.pages, _OUTCOMES[build.made]
-        else:
-            self.builds.sources[option.source] += 1
-        self.claims.add(call.user, call.lineage, pages, build, self._clock.now())
-        if build is None or build.ended:
-            self._answer(call, outcome)
-        else:
-            build.due = min(build.due, call.deadline)
-            build.calls.append((call, outcome))
-        self._turns.soon()
+        with self.guard:
+            self._take_pre_infer(call)
 
-    def give_up(self, call: PreInfer) -> None:
-        """The pre-infer's deadline is here, or its caller has gone: the work goes on until the lease ends."""
-        self._answer(call, PreInferOutcome.FAILED)
+    def _take_pre_infer(self, call: PreInfer) -> None:
+        self.ranks.let_go_answered()
+        self.pre_infers.take(call)
 
     def _give_up_build(self, build: Build, keep: bool) -> None:
         """Its time is better spent on others. Nobody waits for it but pre-infers, which are refused after all.
 
         `keep`: whether what has run of it is kept: its rank goes on from that.
         """
-        for call, _ in build.calls:
-            self._answer(call, PreInferOutcome.NO_CAPACITY)
-        self._backlog.add(-build.cost_s)
+        self.pre_infers.refuse(build)
         prefix = build.prefix
         length = (build.done - prefix.lineage.context_tokens) // PAGE * PAGE
         ran = build.done >= build.base and build.done > (0 if build.head else build.base)  # and of a head all
@@ -189,72 +152,64 @@ class EngineLoop:
             self._keep(prefix.first(length))
         self.claims.end_where(lambda claim: claim.build is build, prefix.user)  # and with the last the build
 
-    def _admit(self, call: PreInfer, cost_s: float, pages: int) -> bool:
-        """Whether it may take these pages and this time; else it is answered. Time it was admitted for is not asked of
-        it again."""
-        now = self._clock.now()
-        cost_s = max(0.0, cost_s - call.admitted_s)
-        backlog_s = max(self.builds.pre_infer_s(), self._backlog.left(now))
-        decision = self._admission.decide(
-            Demand(pages, self.tier.pool.pinned, cost_s, backlog_s, horizon_s=call.deadline - now)
-        )
-        if decision is Decision.ADMIT:
-            self._backlog.add(cost_s)
-            call.admitted_s += cost_s
-            return True
-        self._answer(call, PreInferOutcome(decision.value))
-        return False
-
-    def _answer(self, call: PreInfer, outcome: PreInferOutcome) -> None:
-        if not call.over:
-            self.outcomes[outcome] += 1
-            call.future.set_result(outcome)
-
     def evict(self, user: str) -> int:
         """Forget everything of this user: both tiers, leases, and what is in flight, which is not kept when it ends.
 
         Ranks under way still answer. Returns how many prefixes were dropped.
         """
-        self.visits.forget(user)
-        self.write_back.forget(user)
-        self.ranks.forget(user)
-        for build in self.builds.of(user):
-            self._unlist(build)
-        self.claims.end_where(lambda _: True, user)
-        return int(self.tier.drop(user)) + int(self.host.drop(user))
+        with self.guard:
+            self.visits.forget(user)
+            self.write_back.forget(user)
+            self.ranks.forget(user)
+            for build in self.builds.of(user):
+                self._unlist(build)
+            self.claims.end_where(lambda _: True, user)
+            return int(self.tier.drop(user)) + int(self.host.drop(user))
 
     def serve(self, served: Served) -> None:
         """From now on this model. Prefixes it cannot use are dropped; what runs finishes on the model it began with."""
-        self.served = served
-        for build in list(self.builds):
-            if not self._usable(build.prefix.lineage):
-                self._unlist(build)
-        self.write_back.forget_all()
-        self.claims.end_where(lambda claim: not self._usable(claim.lineage))
-        for tier in (self.tier, self.host):
-            tier.drop_where(lambda prefix: not self._usable(prefix.lineage))
+        with self.guard:
+            self.served = served
+            for build in list(self.builds):
+                if not self._usable(build.prefix.lineage):
+                    self._unlist(build)
+            self.write_back.forget_all()
+            self.claims.end_where(lambda claim: not self._usable(claim.lineage))
+            for tier in (self.tier, self.host):
+                tier.drop_where(lambda prefix: not self._usable(prefix.lineage))
 
     def _unlist(self, build: Build) -> None:
         """Keep nothing of this build; pre-infers that would have extended it are given up, ranks are not."""
         self.builds.unlist(build)
-        for work in build.waiting:
-            if isinstance(work, PreInfer):
-                self._answer(work, PreInferOutcome.FAILED)
+        self.pre_infers.fail_waiting(build)
         self.builds.abandon_if_unwanted(build)
 
+    def _fail(self, error: Exception) -> None:
+        """Answer everybody: what is kept may be wrong, so nothing is done with it any more. See `Guard`."""
+        _log.critical("the engine has failed: it answers nobody any more", exc_info=error)
+        self._turns.close()
+        self.failed.set()
+        self.ranks.answer_all(Unavailable(FAILED))
+        for build in self.builds:
+            self.pre_infers.fail(build)
+
     async def close(self) -> None:
-        """Refuse what waits, let what was launched end, forget everything. Raises RuntimeError if a page is lost."""
+        """Refuse what waits, let what was launched end, forget everything.
+
+        Raises RuntimeError if a page is lost, or if the loop has failed.
+        """
         self._closing = True
         self._turns.close()
-        self.ranks.refuse_all()
-        self.claims.end_where(lambda _: True)
-        self.write_back.forget_all()
-        for build in list(self.builds):
-            calls = [call for call, _ in build.calls]
-            for call in calls + [work for work in build.waiting if isinstance(work, PreInfer)]:
-                self._answer(call, PreInferOutcome.FAILED)
-            self.builds.abandon_if_unwanted(build)
+        if self.guard.error is None:
+            self.ranks.refuse_all()
+            self.claims.end_where(lambda _: True)
+            self.write_back.forget_all()
+            for build in list(self.builds):
+                self.pre_infers.fail(build)
+                self.builds.abandon_if_unwanted(build)
         await self.device.drained()
+        if self.guard.error is not None:
+            raise RuntimeError("the engine has failed") from self.guard.error
         self.ranks.let_go_answered()
         for tier in (self.tier, self.host):
             tier.drop_where(lambda _: True)
@@ -368,7 +323,7 @@ class EngineLoop:
         if done and build.keep and self._usable(build.prefix.lineage):
             self._keep(build.prefix)
         for call, outcome in build.calls:
-            self._answer(call, outcome if done else PreInferOutcome.FAILED)
+            self.pre_infers.answer(call, outcome if done else PreInferOutcome.FAILED)
         for rank in list(build.ranks):
             if rank.launched is None and not done:
                 self.ranks.again(rank)
@@ -379,7 +334,7 @@ class EngineLoop:
         waiting, build.waiting = build.waiting, []
         for work in waiting:
             if isinstance(work, PreInfer):
-                self.pre_infer(work)
+                self._take_pre_infer(work)
             else:
                 work.build = None
                 self.ranks.resolve(work)

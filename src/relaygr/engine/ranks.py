@@ -117,11 +117,17 @@ class Ranks:
             if rank.user == user:
                 rank.keep = False
 
+    def answer_all(self, error: Unavailable) -> None:
+        """Whoever waits gets this error, and nothing else changes."""
+        for rank in self._under_way:
+            if not rank.over:
+                rank.future.set_exception(error)
+                rank.future.exception()  # where nobody asks for it any more, that needs no line in the log
+
     def refuse_all(self) -> None:
         """The engine is closing."""
+        self.answer_all(Unavailable("the engine is closing"))
         for rank in list(self._under_way):
-            if not rank.over:
-                rank.future.set_exception(Unavailable("the engine is closing"))
             self.leave(rank)
 
     def feed_starved(self) -> None:

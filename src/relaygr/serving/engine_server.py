@@ -1,7 +1,8 @@
 """The engine process: one engine behind a local socket, ended by its parent.
 
 It is started as `python -m relaygr.serving.engine_server` with its settings as JSON on standard input, prints one line
-when it is ready, and ends when standard input does: a parent that dies takes it along.
+when it is ready, and ends when standard input does: a parent that dies takes it along. An engine that fails ends it,
+too, with a status that is not 0: what restarts instances begins it anew.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -199,16 +200,18 @@ async def _main(settings: EngineSettings) -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
 
-    async def wait_for_parent() -> None:
-        await reader.read()
+    async def ends_with(wait: Awaitable[Any]) -> None:
+        await wait
         until.set()
 
-    watcher = asyncio.create_task(wait_for_parent())
+    parent = asyncio.create_task(ends_with(reader.read()))
     async with contextlib.AsyncExitStack() as stack:
         async with _alone(settings):
             engine = await stack.enter_async_context(_engine(settings))
+        failure = asyncio.create_task(ends_with(engine.failed()))
         await serve_engine(engine, settings.socket, _say_ready, until)
-    await watcher
+    failure.cancel()
+    parent.cancel()
 
 
 if __name__ == "__main__":
