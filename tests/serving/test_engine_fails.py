@@ -43,12 +43,12 @@ def test_those_who_wait_are_told_and_the_process_ends_with_an_error(tmp_path: Pa
         engine = await link.EngineLink.connect(settings.socket)
         history = link.pack_history(numbered(300))
 
-        async def rank(user: str) -> None:
-            await engine.call(link.Rank(user, history, b"", None, bytes(8), None, None))
+        async def rank(*users: str) -> None:
+            for user in users:
+                await engine.call(link.Rank(user, history, b"", None, bytes(8), None, None))
 
         with pytest.raises(Unavailable):
-            for count in range(10):
-                await rank(f"u{count}")
+            await rank(*map("u{}".format, range(10)))
         with pytest.raises(Unavailable):
             await rank("u1")
         _, said = await process.communicate()

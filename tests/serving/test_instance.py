@@ -149,7 +149,7 @@ def test_digests_that_disagree_are_a_conflict_and_the_whole_history_settles_it(t
     async def test(served: Instance) -> None:
         wrong = {**by_digest(10), "digest": base64.b64encode(bytes(16)).decode(), "candidates": ITEMS.tolist()}
         reply = await served.post("/v1/rank", wrong)
-        assert reply.status_code == 409
+        assert (reply.status_code, reply.json()["field"]) == (409, "digest")
         assert "whole history" in reply.json()["message"]
         short = await served.post("/v1/rank", {**by_digest(5), "candidates": ITEMS.tolist()})
         assert short.status_code == 409
@@ -166,18 +166,21 @@ def test_digests_that_disagree_are_a_conflict_and_the_whole_history_settles_it(t
         ({"candidates": []}, "candidates"),
         ({"candidates": [-1]}, "candidates"),
         ({"candidates": [2**63]}, "candidates"),
-        ({"behaviours": {"items": [1], "actions": [1], "timestamps": []}}, "timestamps"),
-        ({"behaviours": {"items": [1, 2], "actions": [1, 1], "timestamps": [5, 4]}}, "timestamps"),
-        ({"behaviours": {"items": [1], "actions": [99], "timestamps": [1]}}, "actions"),
+        ({"behaviours": {"items": [1], "actions": [1], "timestamps": []}}, "behaviours.timestamps"),
+        ({"behaviours": {"items": [1, 2], "actions": [1, 1], "timestamps": [5, 4]}}, "behaviours.timestamps"),
+        ({"behaviours": {"items": [1], "actions": [99], "timestamps": [1]}}, "behaviours.actions"),
         ({"length": -1}, "length"),
         ({"start": -1}, "start"),
         ({"length": 3, "digest": "AAAA"}, "digest"),
         ({"features": [[1.0, 2.0]]}, "features"),
         ({"request": [1.0]}, "request"),
         ({"context": [-3]}, "context"),
-        ({"unknown": 1}, "body"),
-        ({"candidates": "nonsense!"}, "body"),
-        ({"user": None}, "body"),
+        ({"behaviours": {"items": [1], "actions": [1], "timestamps": ["now"]}}, "behaviours.timestamps"),
+        ({"behaviours": {"item": [1]}}, "behaviours.item"),
+        ({"unknown": 1}, "unknown"),
+        ({"content-type": 1}, "body"),
+        ({"candidates": "nonsense!"}, "candidates"),
+        ({"user": None}, "user"),
     ],
 )
 def test_bad_input_gets_a_4xx_that_names_the_field(tmp_path: Path, change: dict[str, Any], field: str) -> None:
@@ -198,7 +201,7 @@ def test_other_paths_methods_types_and_sizes_are_refused_as_documented(tmp_path:
         large = await served.client.post(
             "/v1/rank", content=bytes(MAX_BODY + 1), headers={"content-type": Encoding.JSON}
         )
-        assert large.status_code == 413
+        assert (large.status_code, large.json()["field"]) == (413, "body")
         assert (
             await served.post("/v1/rank", {"user": "u", "candidates": [1]}, x_relaygr_deadline_ms="soon")
         ).status_code == 400

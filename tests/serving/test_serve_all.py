@@ -91,17 +91,23 @@ def test_behaviours_are_seen_by_the_next_request(served: Served) -> None:
     assert chosen not in [item["item"] for item in after["items"]]
 
 
+def one(item: int, action: int, timestamp: int) -> dict[str, Any]:
+    return {"user": "u", "behaviours": [{"item": item, "action": action, "timestamp": timestamp}]}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
         ("/v1/recommend", {"user": ""}, "user"),
         ("/v1/recommend", {"user": "u", "k": 0}, "k"),
-        ("/v1/recommend", {"k": 3}, "body"),
+        ("/v1/recommend", {"k": 3}, "user"),
         ("/v1/behaviours", {"user": "u", "behaviours": []}, "behaviours"),
-        ("/v1/behaviours", {"user": "u", "behaviours": [{"item": -1, "action": 1, "timestamp": 1}]}, "items"),
-        ("/v1/behaviours", {"user": "u", "behaviours": [{"item": 1, "action": 16, "timestamp": 1}]}, "actions"),
-        ("/v1/behaviours", {"user": "u", "behaviours": [{"item": 1, "action": -1, "timestamp": 1}]}, "actions"),
-        ("/v1/behaviours", {"user": "u", "behaviours": [{"item": 1, "action": 1, "timestamp": 10**12}]}, "timestamps"),
+        ("/v1/behaviours", {"user": "u", "behaviours": [{"item": 1, "action": 1}]}, "behaviours.timestamp"),
+        ("/v1/behaviours", one(-1, 1, 1), "behaviours.item"),
+        ("/v1/behaviours", one(2**63, 1, 1), "behaviours.item"),
+        ("/v1/behaviours", one(1, 16, 1), "behaviours.action"),
+        ("/v1/behaviours", one(1, -1, 1), "behaviours.action"),
+        ("/v1/behaviours", one(1, 1, 10**12), "behaviours.timestamp"),
     ],
 )
 def test_bad_input_gets_a_4xx_that_names_the_field(served: Served, path: str, body: Any, field: str) -> None:

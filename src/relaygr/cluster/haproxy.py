@@ -173,7 +173,7 @@ def _refusals() -> str:
         (503, "Unavailable", "no instance takes new work"),
         (504, "DeadlineExceeded", "no instance answered in time"),
     ):
-        body = json.dumps({"error": error, "message": message, "field": None})
+        body = json.dumps({"error": error, "message": message, "field": "body" if error == "TooLarge" else None})
         again = " hdr retry-after 1" if status == 503 else ""
         lines.append(f"    http-error status {status} content-type application/json string '{body}'{again}")
     return "\n".join(lines)

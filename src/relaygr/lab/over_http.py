@@ -91,7 +91,10 @@ async def _write(
             for low in range(0, length, _BATCH):
                 body = BehavioursBody(user=f"{name}-{user}", behaviours=_behaviours(history[low : low + _BATCH]))
                 told = await servers.client.request("POST", "/v1/behaviours", msgspec.json.encode(body), dict(_JSON))
-                if told.status == 400 and msgspec.json.decode(told.body, type=ErrorReply).field == "timestamps":
+                if (
+                    told.status == 400
+                    and msgspec.json.decode(told.body, type=ErrorReply).field == "behaviours.timestamp"
+                ):
                     raise InvalidInput("name", f"users {name}-… are in the store from an earlier run: give another")
                 if told.status != 200:
                     raise Unavailable(f"behaviours were answered {told.status}: {told.body[:200]!r}")

@@ -75,7 +75,8 @@ class AdminApp(App):
             return _refusal(403, "no token is set here: name its file under [admin] token_file")
         if hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self._token):
             return None
-        return _refusal(401, "authorization: Bearer and the token are wanted", (b"www-authenticate", b"Bearer"))
+        told = "authorization: Bearer and the token are wanted"
+        return _refusal(401, told, "authorization", (b"www-authenticate", b"Bearer"))
 
     async def route(self, request: Request, encoding: Encoding) -> Reply | None:
         match request.method, request.path:
@@ -122,7 +123,10 @@ def evict_at_instance(engine: link.EngineCalls, slot: str) -> Evict:
 
 def swap_at_instance(engine: link.EngineCalls) -> Swap:
     async def swap(model: str) -> SwapReply:
-        version, epoch = await engine.call(link.Swap(model))
+        try:
+            version, epoch = await engine.call(link.Swap(model))
+        except InvalidInput as error:
+            raise InvalidInput("model", error.problem if error.field in ("model", "path") else str(error)) from error
         return SwapReply(version=version, epoch=epoch)
 
     return swap
@@ -178,6 +182,6 @@ async def _ask(client: Client, user: str, token: bytes) -> EvictReply:
     return decode(Encoding.MSGPACK, reply.body, EvictReply)
 
 
-def _refusal(status: int, message: str, *headers: tuple[bytes, bytes]) -> Reply:
-    body = encode(Encoding.JSON, ErrorReply(error="Forbidden", message=message))
+def _refusal(status: int, message: str, field: str | None = None, *headers: tuple[bytes, bytes]) -> Reply:
+    body = encode(Encoding.JSON, ErrorReply(error="Forbidden", message=message, field=field))
     return Reply(status, body, headers=headers)

@@ -45,6 +45,12 @@ WRITERS: Final = 2
 """Threads that write to the store."""
 MAX_WRITES: Final = 256
 """Appends that may wait for it; one more is refused."""
+_IN_BODY: Final = {
+    "items": "behaviours.item",
+    "actions": "behaviours.action",
+    "timestamps": "behaviours.timestamp",
+}
+"""What is called otherwise in a body than where it is checked."""
 MILLISECONDS: Final = 10**11
 """From here on a timestamp is no count of seconds: it would be the year 5138."""
 
@@ -142,17 +148,22 @@ class GatewayApp(App):
         body = decode(encoding, request.body, BehavioursBody)
         if not body.behaviours:
             raise InvalidInput("behaviours", "must not be empty")
-        columns = [[getattr(b, name) for b in body.behaviours] for name in ("item", "action", "timestamp")]
         try:
-            items, actions, times = (np.array(column, np.int64) for column in columns)
-        except OverflowError as error:
-            raise InvalidInput("behaviours", "has numbers that do not fit 64 bits") from error
+            length = await self._appended(body, request.deadline_ms())
+        except InvalidInput as error:
+            raise InvalidInput(_IN_BODY.get(error.field, error.field), error.problem) from error
+        return Reply(200, encode(encoding, BehavioursReply(body.user, length)), encoding)
+
+    async def _appended(self, body: BehavioursBody, deadline_ms: float | None) -> int:
+        """The user's length with these behaviours."""
+        items = integers("items", [behaviour.item for behaviour in body.behaviours], np.int64)
+        actions = integers("actions", [behaviour.action for behaviour in body.behaviours], np.int64)
+        times = integers("timestamps", [behaviour.timestamp for behaviour in body.behaviours], np.int64)
         if int(times.max()) >= MILLISECONDS:
             raise InvalidInput("timestamps", f"must be seconds; {int(times.max())} looks like milliseconds")
         self._ranking.check_actions(actions)
-        async with _within(request.deadline_ms()):
-            length = await asyncio.shield(self._write(body.user, History(items, actions, times)))
-        return Reply(200, encode(encoding, BehavioursReply(body.user, length)), encoding)
+        async with _within(deadline_ms):
+            return await asyncio.shield(self._write(body.user, History(items, actions, times)))
 
     def _write(self, user: str, new: History) -> asyncio.Future[int]:
         """Write to the store, in threads of its own: writes that wait must not keep reads and searches waiting.

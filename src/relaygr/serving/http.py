@@ -37,9 +37,15 @@ RETRY_AFTER: Final = (b"retry-after", b"1")
 class TooLarge(RelayError):
     """The body is larger than is read."""
 
+    field: Final = "body"
+
 
 class Conflict(RelayError):
-    """The digest does not fit the behaviours: send the whole history."""
+    """The digest does not fit the behaviours: send the whole history. The message starts with the name of the field."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
 
 
 class Disconnected(Exception):
@@ -127,7 +133,7 @@ _STATUS: Final[tuple[tuple[type[RelayError], int], ...]] = (
 def error_reply(error: RelayError, encoding: Encoding) -> Reply:
     """A sentence that says what is wrong, under the status that says whose turn it is."""
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-    field = error.field if isinstance(error, InvalidInput) else None
+    field = error.field if isinstance(error, InvalidInput | Conflict | TooLarge) else None
     if field == "content-type":
         status = 415
     body = encode(encoding, ErrorReply(error=type(error).__name__, message=str(error), field=field))

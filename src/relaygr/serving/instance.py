@@ -16,6 +16,7 @@ from relaygr.serving.instance_metrics import EngineTold, InstanceCounts
 from relaygr.serving.until import Until
 from relaygr.serving.wire import (
     Alive,
+    Behaviours,
     Encoding,
     InstanceStatus,
     PreInferBody,
@@ -36,6 +37,8 @@ MAX_BODY: Final = 16 * 2**20
 SCRAPE_S: Final = 2.0
 """How long a scrape waits for the engine; then it tells the rest."""
 PARTS: Final = ("total", "prefix", "score")
+_IN_BODY: Final = {"history": "behaviours"} | {name: f"behaviours.{name}" for name in Behaviours.__struct_fields__}
+"""What is called otherwise in a body than where it is checked."""
 
 
 class InstanceApp(App):
@@ -127,7 +130,21 @@ class InstanceApp(App):
         call: Callable[[History | KnownHistory], link.Signal | link.Rank],
         until: Until,
     ) -> Any:
-        """Make the call by digest where one is given, and with the behaviours where the engine wants them."""
+        """Make the call by digest where one is given, and with the behaviours where the engine wants them.
+
+        What is wrong with them is called as in the body.
+        """
+        try:
+            return await self._called(body, call, until)
+        except InvalidInput as error:
+            raise InvalidInput(_IN_BODY.get(error.field, error.field), error.problem) from error
+
+    async def _called(
+        self,
+        body: PreInferBody,
+        call: Callable[[History | KnownHistory], link.Signal | link.Rank],
+        until: Until,
+    ) -> Any:
         self.refuse_if_draining()
         if not body.user:
             raise InvalidInput("user", "must be a non-empty string")
@@ -143,7 +160,7 @@ class InstanceApp(App):
             carried = body.carried()
             history = await until.bound(self._whole(body, carried))
             if known is not None and history.digest() != known.digest():
-                raise Conflict("digest: it is not that of the behaviours known here; send the whole history")
+                raise Conflict("digest", "it is not that of the behaviours known here; send the whole history")
         except Conflict:
             self._counts.histories["conflict"] += 1
             raise
@@ -156,20 +173,21 @@ class InstanceApp(App):
         if not missing:
             return carried
         if self._store is None:
-            raise Conflict("length: this instance has no store; send the whole history")
+            raise Conflict("length", "this instance has no store; send the whole history")
         store = self._store
         try:
             stored = await asyncio.to_thread(store.read, body.user, start=body.start)
         except (Unavailable, Overloaded, StoreError) as error:
-            raise Conflict(f"length: the store cannot say what is missing ({error}); send the whole history") from error
+            raise Conflict(
+                "length", f"the store cannot say what is missing ({error}); send the whole history"
+            ) from error
         if len(stored) < missing:
-            raise Conflict(f"length: {missing} behaviours are wanted from the store, which has {len(stored)}")
+            raise Conflict("length", f"{missing} behaviours are wanted from the store, which has {len(stored)}")
         try:
             return stored[:missing].append(carried.items, carried.actions, carried.timestamps)
         except InvalidInput as error:
-            raise Conflict(
-                f"digest: what is carried does not follow the store ({error}); send the whole history"
-            ) from error
+            problem = f"what is carried does not follow the store ({error}); send the whole history"
+            raise Conflict("digest", problem) from error
 
     async def _scrape(self) -> bytes:
         """The text of /metrics; without the engine's part where it does not answer."""

@@ -75,7 +75,7 @@ _BUSY: Final = {429: "More work than can be taken now; try again after Retry-Aft
 
 ERRORS: Final[dict[int, Json]] = {
     400: {"error": "InvalidInput", "message": "k: must be from 1 to 1000", "field": "k"},
-    401: {"error": "Forbidden", "message": "authorization: Bearer and the token are wanted", "field": None},
+    401: {"error": "Forbidden", "message": "authorization: Bearer and the token are wanted", "field": "authorization"},
     403: {
         "error": "Forbidden",
         "message": "no token is set here: name its file under [admin] token_file",
@@ -86,9 +86,9 @@ ERRORS: Final[dict[int, Json]] = {
     409: {
         "error": "Conflict",
         "message": "digest: it is not that of the behaviours known here; send the whole history",
-        "field": None,
+        "field": "digest",
     },
-    413: {"error": "TooLarge", "message": "the body has 20000000 bytes, 16777216 are read", "field": None},
+    413: {"error": "TooLarge", "message": "the body has 20000000 bytes, 16777216 are read", "field": "body"},
     415: {
         "error": "InvalidInput",
         "message": 'content-type: is "text/plain"; send application/json or application/msgpack',

@@ -16,6 +16,7 @@ from relaygr.engine import EngineCounts, EngineStatus
 from relaygr.errors import InvalidInput
 from relaygr.history import History, KnownHistory
 from relaygr.model import Candidates
+from relaygr.serving.undecodable import undecodable
 from relaygr.shown import shown
 
 __all__ = [
@@ -51,7 +52,7 @@ T = TypeVar("T")
 Ints = bytes | list[int]
 Floats = bytes | list[float]
 Rows = bytes | list[list[float]]
-Position = Annotated[int, msgspec.Meta(lt=2**62)]
+Position = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 """In a history: small enough to count on from there."""
 
 
@@ -308,7 +309,8 @@ class ErrorReply(msgspec.Struct, kw_only=True):
     message: str
     """A sentence, for people."""
     field: str | None = None
-    """The part of the input that is wrong, where it is one."""
+    """The part of the input that is wrong, where it is one: a header, or a field of the body, of nested ones the dotted
+    path; "body" where the body as a whole is."""
 
 
 _JSON: Final = msgspec.json.Encoder()
@@ -336,7 +338,7 @@ def decode(encoding: Encoding, body: bytes, kind: type[T]) -> T:
         decoder: msgspec.msgpack.Decoder[T] = _decoder(encoding, kind)  # type: ignore[arg-type]  # a type is hashable
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput("body", str(error)) from error
+        raise undecodable(error) from error
 
 
 @functools.cache
