@@ -374,3 +374,37 @@ async def test_a_step_is_launched_shortly_before_those_in_flight_end() -> None:
     for flight in flights[1:]:
         flight.set_result(StepResult([], 1e-3))
     await device.drained()
+
+
+@in_virtual_time
+async def test_where_launching_takes_long_the_next_step_is_launched_so_much_earlier() -> None:
+    loop = asyncio.get_running_loop()
+    flights: list[asyncio.Future[StepResult]] = []
+    now, launching_s = 0.0, 0.02
+
+    def launch(step: Step) -> "asyncio.Future[StepResult]":
+        nonlocal now
+        now += launching_s
+        flights.append(loop.create_future())
+        return flights[-1]
+
+    executor: Any = SimpleNamespace(launch=launch, depth=2)
+    clock: Any = SimpleNamespace(now=lambda: now)
+    device = Device(executor, CostModel(), clock, lambda: None, Guard(unexpected))
+    step = Step(Served(SimulatedModel(), "v", 0), [], [])
+
+    async def early_s() -> float:
+        """How early a second step is wanted, once the first has been launched."""
+        device.launch(step, 0.2, CostModel.features([], []), lambda result, error: None)
+        left_s, wanted_in_s = device.left_s, device.wanted_in_s
+        flights[-1].set_result(StepResult([], 0.2))
+        await device.drained()
+        return left_s - wanted_in_s
+
+    slow = await early_s()
+    assert slow > 0.04
+    launching_s = 0.0
+    faster = [await early_s() for _ in range(200)]
+    assert faster == sorted(faster, reverse=True), "a long one is forgotten, but not at once"
+    assert slow - 0.01 < faster[0] < slow
+    assert faster[-1] < slow - 0.035

@@ -15,9 +15,13 @@ from relaygr.engine.step import Executor, PageCopy, Step, StepResult
 __all__ = ["Copy", "Device", "Ended"]
 
 _LEAD_S: Final = 2e-3
-"""How long before the end of a step the next is launched: several times what launching takes."""
+"""How long before the end of a step the next is launched, at the least."""
 _LEAD_SHARE: Final = 0.1
 """And a share of what it was predicted to take, since it may end sooner."""
+_LAUNCHES: Final = 2.0
+"""And so many times the longest launch of late: the loop has other work in front of it, about as much."""
+_FADES: Final = 0.98
+"""What is left of that with every launch: half of it after 34."""
 _SOON_S: Final = 5e-4
 """What no timer is set for: they are of a millisecond."""
 
@@ -49,6 +53,8 @@ class Device:
         """Predicted seconds of each step in flight, in the order of their launch."""
         self._began = 0.0
         """When the first of them was begun."""
+        self._launching_s = 0.0
+        """How long the longest launch of late took, laying out its inputs included."""
         self._changed = asyncio.Event()
 
     @property
@@ -60,11 +66,13 @@ class Device:
     def wanted_in_s(self) -> float:
         """How soon another step should be launched: now, shortly before those in flight end, or not before one has.
 
-        What is launched cannot be taken back: until then something more urgent may come.
+        What is launched cannot be taken back: until then something more urgent may come. But a device that waits for
+        what takes long to launch is lost time: where launches take a third of a step there is hardly any waiting.
         """
         if len(self._steps) >= self._executor.depth:
             return math.inf
-        early_s = self.left_s - _LEAD_S - _LEAD_SHARE * sum(self._steps.values())
+        lead_s = _LEAD_S + _LEAD_SHARE * sum(self._steps.values()) + _LAUNCHES * self._launching_s
+        early_s = self.left_s - lead_s
         return early_s if early_s > _SOON_S else 0.0
 
     @property
@@ -77,9 +85,9 @@ class Device:
 
     def launch(self, step: Step, predicted_s: float, features: Sequence[float], ended: StepEnded) -> None:
         """Run the step. `ended` gets its result, or None and the error."""
-        number = next(self._numbers)
+        number, now = next(self._numbers), self._clock.now()
         if not self._steps:
-            self._began = self._clock.now()
+            self._began = now
         self._steps[number] = predicted_s
 
         def tell(future: "asyncio.Future[StepResult]") -> None:
@@ -107,6 +115,7 @@ class Device:
         except Exception as error:  # a device that does not even take the work
             future = _failed(error)
         future.add_done_callback(finished)
+        self._launching_s = max(self._clock.now() - now, _FADES * self._launching_s)
 
     def copy(self, copy: PageCopy, ended: Ended) -> None:
         """Move pages between the tiers. `ended` gets the error, or None."""
