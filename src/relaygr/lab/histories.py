@@ -11,7 +11,8 @@ from relaygr.history import History
 __all__ = ["Histories"]
 
 _POOL: Final = 1 << 20
-_KEPT: Final = 4096
+_KEPT: Final = 1 << 14
+"""Users: more than there are in any trace of some seconds, since to make one anew takes as long as many requests."""
 _NOTHING: Final = History.empty()
 
 
