@@ -445,8 +445,8 @@ async def test_prefixes_that_are_computed_quickly_go_whole() -> None:
     async with opened(spare=8, max_history=1000) as bench:
         assert bench.engine._loop is not None
         bench.engine._loop.tier.worth = lambda held: held.head
-        for user in range(6):  # of 4 ms each
-            await bench.rank(f"u{user}", numbered(400, salt=user))
+        for user in range(12):  # of 1.3 ms each
+            await bench.rank(f"u{user}", numbered(130, salt=user))
         status = bench.engine.status()
         assert status.device_evictions > 0
         assert status.device_shortened == 0

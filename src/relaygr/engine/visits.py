@@ -22,9 +22,9 @@ _DEARER: Final = 1.1
 link and the loop's time."""
 _PRICED_S: Final = 0.1
 """How long what would go there counts as worth the same."""
-_DEAR_S: Final = 5e-3
+_DEAR_S: Final = 1.5e-3
 """Device time from which prefixes go in parts. Heads take launches and evictions more, and the loop's time for them,
-which shorter prefixes do not make up for: on an H200, those of 1.9 ms did not. A choice between these and 13 ms."""
+which shorter prefixes do not make up for."""
 
 
 class Visits:
