@@ -64,13 +64,6 @@ def test_a_rate_is_about_one_return_for_each_gap() -> None:
     assert rates(times, end, [0.0])[0] == pytest.approx(1 / 5.0, rel=0.15)
 
 
-def test_who_is_here_is_worth_what_anybody_is_at_no_age() -> None:
-    times = ReturnTimes()
-    assert times.rate_now(1.0) is None
-    end = sessions(times, users=200, visits=8, gap=(0.5, 10.0))
-    assert times.rate_now(end) == rates(times, end, [0.0])[0] > 0
-
-
 def test_much_traffic_is_learned_from_a_part_of_its_users() -> None:
     few, many = ReturnTimes(), ReturnTimes()
     ends = [sessions(few, users=100, visits=8, gap=(2.0, 10.0)), sessions(many, users=4000, visits=8, gap=(2.0, 10.0))]

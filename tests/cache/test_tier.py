@@ -257,24 +257,6 @@ def test_where_those_worth_the_least_are_needed_the_next_are_lined_up() -> None:
         lease.release()
 
 
-def test_the_price_is_what_the_dearest_of_those_that_go_next_is_worth() -> None:
-    tier = Tier(200)
-    assert tier.price() is None
-    tier.worth = by_user(tier, float)
-    assert tier.price() is None
-    for user in range(100):
-        fill(tier, str(user), 1)
-    assert tier.price() == 15.0
-    leases = [Lease(tier.pool, one.user, one.pages, 1.0) for one in list(tier)[:90]]
-    assert tier.price() == 99.0
-    leases += [Lease(tier.pool, one.user, one.pages, 1.0) for one in tier]
-    assert tier.price() is None
-    for lease in leases:
-        lease.release()
-    tier.worth = lambda held: None
-    assert tier.price() is None
-
-
 def test_of_very_many_only_some_are_weighed() -> None:
     tier, weighed = Tier(9000), list[int]()
 

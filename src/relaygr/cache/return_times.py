@@ -78,19 +78,11 @@ class ReturnTimes:
 
         None while too little is known.
         """
-        rates = self._known(now)
-        return None if rates is None else rates[_bins(now - last)]
-
-    def rate_now(self, now: float) -> float | None:
-        """The same for a user who is here."""
-        rates = self._known(now)
-        return None if rates is None else float(rates[0])
-
-    def _known(self, now: float) -> npt.NDArray[np.float64] | None:
-        """By age, as far as is known by now."""
         if now - self._fitted >= _REFIT_S:
             self._fit(now)
-        return self._rates
+        if self._rates is None:
+            return None
+        return self._rates[_bins(now - last)]
 
     def _follow(self, user: str, now: float) -> None:
         place = self._next

@@ -173,29 +173,9 @@ class Tier:
 
         As much as is worth no more than the best of them is: the whole of what is hardly worth anything.
         """
-        cheapest = self._cheapest()
-        if cheapest is None:
-            return False
-        (lined_up, worth), users = cheapest, self._held.users
-        shares = self._going(lined_up, float(worth[-1]))
-        for row, share in zip(lined_up.tolist(), shares.tolist(), strict=True):
-            prefix = self._prefixes[users[row]]
-            whole = len(prefix.pages) + prefix.missing
-            left = len(prefix.pages) - math.ceil(whole * share)
-            self._line[prefix.user] = len(prefix.pages) if left < whole / PARTS / 2 else len(prefix.pages) - left
-        return True
-
-    def price(self) -> float | None:
-        """What a page is worth of those that would go next, the dearest of them; None where that is not known."""
-        cheapest = self._cheapest()
-        return None if cheapest is None else float(cheapest[1][-1])
-
-    def _cheapest(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None:
-        """Rows of some of those worth the least that nobody needs, the least first, and what they are worth; None where
-        there are none, or unweighed."""
         weighed = self._weighed()
         if weighed is None:
-            return None
+            return False
         rows, worth = weighed
         users, most = self._held.users, math.ceil(min(_LINED_UP, len(rows) / 4))
         # Where somebody needs pages of a prefix, the last one is seldom not among them.
@@ -207,7 +187,16 @@ class Tier:
                 chosen.append(place)
                 if len(chosen) == most:
                     break
-        return (rows[chosen], worth[chosen]) if chosen else None
+        if not chosen:
+            return False
+        lined_up = rows[chosen]
+        shares = self._going(lined_up, float(worth[chosen[-1]]))
+        for row, share in zip(lined_up.tolist(), shares.tolist(), strict=True):
+            prefix = self._prefixes[users[row]]
+            whole = len(prefix.pages) + prefix.missing
+            left = len(prefix.pages) - math.ceil(whole * share)
+            self._line[prefix.user] = len(prefix.pages) if left < whole / PARTS / 2 else len(prefix.pages) - left
+        return True
 
     def _going(self, rows: npt.NDArray[np.int64], price: float) -> npt.NDArray[np.float64]:
         """Of the prefixes in these rows, the share that goes where what is worth this much or less does."""

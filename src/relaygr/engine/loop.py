@@ -85,8 +85,8 @@ class EngineLoop:
         queue = WriteBackQueue(config.write_back_queue)
         extend = config.reuse == "extend"
         # Tables that are accepted though they are behind go for whole prefixes: a head is computed by those of today.
-        self.visits = Visits(tier, host, cost, clock, in_parts=extend and not config.accept_epochs)
-        self.write_back = WriteBack(tier, host, queue, self.device.copy, self.visits, cost)
+        self.visits = Visits((tier, host), cost, clock, in_parts=extend and not config.accept_epochs)
+        self.write_back = WriteBack(tier, host, queue, self.device.copy, self.visits.last)
         self._accept_epochs = config.accept_epochs
         self._options = Options(tier, host, cost, clock, config.accept_epochs, extend=extend)
         self._scheduler = Scheduler(cost, step_s)
@@ -351,7 +351,9 @@ class EngineLoop:
             if new.tokens >= old.head:
                 new = old.on(np.concatenate((new.pages[: old.missing], old.pages)), 0)
         self.tier.install(new, self.visits.last(new.user))
-        self.write_back.offer(new)
+        if self.host.pool.total:
+            saved = self.cost.append_s(new.tokens, 0) - self.cost.copy_s(0)
+            self.write_back.queue.offer(new, return_rate=self.visits.expected(new.user), saves_s=saved)
 
     def _claim_ended(self, build: Build | None) -> None:
         if build is not None:

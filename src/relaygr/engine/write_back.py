@@ -1,14 +1,13 @@
 """Copies of prefixes to host memory, one at a time, beside everything else."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from relaygr.cache import Lease, Pages, Prefix, Tier, WriteBackQueue
-from relaygr.engine.cost import CostModel
 from relaygr.engine.device import Copy
 from relaygr.engine.step import Direction, PageCopy
-from relaygr.engine.visits import Visits
 from relaygr.history import PAGE
 
 __all__ = ["WriteBack"]
@@ -18,27 +17,17 @@ class WriteBack:
     """Takes prefixes from the queue when the last copy is done. Only pages the host does not have are copied."""
 
     def __init__(
-        self, device: Tier, host: Tier, queue: WriteBackQueue, copy: Copy, visits: Visits, cost: CostModel
+        self, device: Tier, host: Tier, queue: WriteBackQueue, copy: Copy, last: Callable[[str], float]
     ) -> None:
+        """`last`: when a user was last here."""
         self.queue = queue
         self.written = 0
         self._device = device
         self._host = host
         self._copy = copy
-        self._visits = visits
-        self._cost = cost
+        self._last = last
         self._writing: Prefix | None = None
         self._keep = True
-
-    def offer(self, prefix: Prefix) -> None:
-        """The user, who is here now, has this on the device: copy it in its turn, if that is worth a copy."""
-        if not self._host.pool.total:
-            return
-        user, free = prefix.user, self._host.pool.free
-        room = free >= len(prefix.pages) or self._host.find(user) is not None  # which takes only what is new
-        if room or self._visits.worth_copying(prefix):
-            saves_s = self._cost.append_s(prefix.tokens, 0) - self._cost.copy_s(0)
-            self.queue.offer(prefix, return_rate=self._visits.expected(user), saves_s=saves_s)
 
     def forget(self, user: str) -> None:
         """Nothing of this user is to reach the host, not even what is being copied."""
@@ -81,7 +70,7 @@ class WriteBack:
         def done(error: BaseException | None) -> None:
             lease.release()
             if error is None and self._keep:
-                self._host.install(copied, self._visits.last(prefix.user))
+                self._host.install(copied, self._last(prefix.user))
                 self.written += 1
             self._host.pool.unpin(copied.pages)
             self._writing = None
