@@ -9,7 +9,7 @@ Launching takes the CPU a fraction of what the GPU needs: the loop plans and sta
 Pages are let go of only when the event loop has seen their step or copy end, so nothing that is launched later can find
 them in use; what is launched earlier is ordered by streams and by the events of layers.
 
-While something is in flight the event loop never sleeps: waking up would cost more than a rank.
+While a step or a load is in flight the event loop never sleeps: waking up would cost more than a rank.
 """
 
 import asyncio
