@@ -84,6 +84,13 @@ def test_two_prefixes_share_their_whole_pages_alike_from_the_start(pair: tuple[H
     assert one.shares(other) == other.shares(one) == common(*pair) // PAGE * PAGE
 
 
+@given(pairs(), st.booleans())
+def test_a_prefix_includes_its_whole_pages_and_no_others(pair: tuple[History, History], other_context: bool) -> None:
+    one, other = prefix(pair[0]), prefix(pair[1], range(int(other_context)))
+    alike = common(*pair) == len(pair[1]) <= len(pair[0]) and len(pair[1]) % PAGE == 0
+    assert one.includes(other) is (alike and not other_context)
+
+
 @given(lengths(), st.data())
 def test_the_first_behaviours_of_a_prefix_are_the_prefix_of_those_behaviours(length: int, data: st.DataObject) -> None:
     history = numbered(length)

@@ -103,6 +103,35 @@ async def test_a_lease_whose_end_fails_is_a_failure_too() -> None:
 
 
 @in_virtual_time
+async def test_a_build_whose_end_fails_leaves_no_pre_infer_waiting() -> None:
+    async with that_fails(lease_s=30.0) as bench:
+        assert bench.engine._loop is not None
+        bench.engine._loop._keep = breaking  # type: ignore[method-assign]
+        histories = numbered(300), numbered(350), numbered(400)  # one after the other: all but the first wait for it
+        calls = [asyncio.create_task(bench.pre_infer("u1", each, within=3600.0)) for each in histories]
+        await bench.engine.failed()
+        failed_at = bench.now
+        assert set(await asyncio.gather(*calls)) == {PreInferOutcome.FAILED}
+        assert bench.now == failed_at < 1.0
+
+
+@in_virtual_time
+async def test_what_fails_while_it_lets_go_is_said_once_nothing_is_in_flight() -> None:
+    in_flight: list[int] = []
+    async with that_fails(lease_s=30.0) as bench:
+        loop, close = bench.engine._loop, bench.device.close
+        assert loop is not None
+        call = asyncio.create_task(bench.pre_infer("u1", numbered(300), within=3600.0))
+        await asyncio.sleep(1e-3)
+        assert loop.device.steps == 1
+        bench.device.close = lambda: (in_flight.append(loop.device.steps), close())[1]  # type: ignore[method-assign,func-returns-value]
+        loop.claims._ended = breaking
+    assert in_flight == [0]
+    assert await call is PreInferOutcome.FAILED
+    assert bench.now < 1.0
+
+
+@in_virtual_time
 async def test_what_fails_while_it_closes_is_said() -> None:
     async with that_fails() as bench:
         rank = asyncio.create_task(bench.rank("u1", numbered(300)))
@@ -147,7 +176,8 @@ def test_wherever_it_fails_nobody_waits_and_no_score_is_wrong() -> None:
         draw = random.Random(seed)
         broken: list[str] = []
         try:
-            async with opened(host=20, device=WatchedDevice(depth=draw.choice((1, 2))), lease_s=0.05) as bench:
+            lease_s, longest_s = draw.choice(((0.05, None), (30.0, 3600.0)))
+            async with opened(host=20, device=WatchedDevice(depth=draw.choice((1, 2))), lease_s=lease_s) as bench:
                 broken = _break_at_random(bench, draw)
 
                 async def one(user: str) -> None:
@@ -155,7 +185,7 @@ def test_wherever_it_fails_nobody_waits_and_no_score_is_wrong() -> None:
                     history = numbered(draw.choice((130, 200, 300, 400)))
                     call = draw.choice((bench.rank, bench.rank, bench.pre_infer))
                     try:
-                        answer = await call(user, history, within=draw.choice((None, 0.1)))
+                        answer = await call(user, history, within=draw.choice((longest_s, 0.1)))
                         ended[type(answer).__name__] += 1
                     except (Unavailable, Overloaded, DeadlineExceeded) as error:
                         ended[type(error).__name__] += 1
@@ -163,6 +193,7 @@ def test_wherever_it_fails_nobody_waits_and_no_score_is_wrong() -> None:
                         ended["outside"] += 1
 
                 await asyncio.gather(*(one(f"u{draw.randrange(6)}") for _ in range(60)))
+                assert bench.now < 20.0, "somebody was answered when the lease ended, or the call did"
                 await asyncio.sleep(0.2)
         except (RuntimeError, Broken):
             if not broken:

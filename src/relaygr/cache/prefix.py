@@ -133,6 +133,11 @@ class Prefix:
         enough = self.length >= other.length and self.missing <= other.missing
         return enough and self.lineage == other.lineage
 
+    def includes(self, other: "Prefix") -> bool:
+        """Whether the other, of the same user, is some whole pages of this one; whatever head either lacks."""
+        alike = self.lineage == other.lineage and self.length >= other.length and other.length % PAGE == 0
+        return alike and self.shares(other) == other.length
+
     def shares(self, other: "Prefix") -> int:
         """How many behaviours, in whole pages from the start, this prefix and another of its lineage hold alike."""
         return self._whole_pages(other.page_digests, min(self.length, other.length) // PAGE) * PAGE

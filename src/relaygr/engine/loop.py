@@ -5,6 +5,7 @@ may be launched as soon as the last chunk of its prefix is; whether that succeed
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
@@ -133,11 +134,8 @@ class EngineLoop:
     def pre_infer(self, call: PreInfer) -> None:
         """Decide about a pre-infer, and begin it if admitted. A refusal reserves nothing."""
         with self.guard:
-            self._take_pre_infer(call)
-
-    def _take_pre_infer(self, call: PreInfer) -> None:
-        self.ranks.let_go_answered()
-        self.pre_infers.take(call)
+            self.ranks.let_go_answered()
+            self.pre_infers.begin(call)
 
     def _give_up_build(self, build: Build, keep: bool) -> None:
         """Its time is better spent on others. Nobody waits for it but pre-infers, which are refused after all.
@@ -190,8 +188,7 @@ class EngineLoop:
         self._turns.close()
         self.failed.set()
         self.ranks.answer_all(Unavailable(FAILED))
-        for build in self.builds:
-            self.pre_infers.fail(build)
+        self.pre_infers.fail_all()
 
     async def close(self) -> None:
         """Refuse what waits, let what was launched end, forget everything.
@@ -201,12 +198,13 @@ class EngineLoop:
         self._closing = True
         self._turns.close()
         if self.guard.error is None:
-            self.ranks.refuse_all()
-            self.claims.end_where(lambda _: True)
-            self.write_back.forget_all()
-            for build in list(self.builds):
-                self.pre_infers.fail(build)
-                self.builds.abandon_if_unwanted(build)
+            with contextlib.suppress(Unavailable), self.guard:  # what fails is told below: nothing is in flight then
+                self.ranks.refuse_all()
+                self.claims.end_where(lambda _: True)
+                self.write_back.forget_all()
+                self.pre_infers.fail_all()
+                for build in list(self.builds):
+                    self.builds.abandon_if_unwanted(build)
         await self.device.drained()
         if self.guard.error is not None:
             raise RuntimeError("the engine has failed") from self.guard.error
@@ -334,7 +332,8 @@ class EngineLoop:
         waiting, build.waiting = build.waiting, []
         for work in waiting:
             if isinstance(work, PreInfer):
-                self._take_pre_infer(work)
+                self.ranks.let_go_answered()
+                self.pre_infers.take(work)
             else:
                 work.build = None
                 self.ranks.resolve(work)
@@ -344,8 +343,7 @@ class EngineLoop:
         """Put the prefix into the device tier, unless a longer one is there whose pages serve this one too; where that
         has lost its head, it gets it back from this one."""
         old = self.tier.find(new.user)
-        longer = old is not None and old.lineage == new.lineage and old.length > new.length
-        if old is not None and longer and new.length % PAGE == 0 and old.shares(new) == new.length:
+        if old is not None and old.length > new.length and old.includes(new):
             if not old.missing or not new.length:
                 return
             if new.tokens >= old.head:

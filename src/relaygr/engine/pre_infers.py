@@ -48,6 +48,7 @@ class PreInfers:
         turn_soon: Callable[[], None],
     ) -> None:
         self.outcomes: Counter[PreInferOutcome] = Counter()
+        self._under_way: dict[PreInfer, None] = {}
         self._tier = tier
         self._builds = builds
         self._claims = claims
@@ -56,6 +57,13 @@ class PreInfers:
         self._choose = choose
         self._clock = clock
         self._turn_soon = turn_soon
+
+    def begin(self, call: PreInfer) -> None:
+        """A call that has just come; see `take`."""
+        self.take(call)
+        if not call.over:
+            self._under_way[call] = None
+            call.future.add_done_callback(lambda _: self._under_way.pop(call))
 
     def take(self, call: PreInfer) -> None:
         """Decide about a pre-infer, and begin it if admitted. A refusal reserves nothing."""
@@ -114,10 +122,9 @@ class PreInfers:
             self.answer(call, PreInferOutcome.NO_CAPACITY)
         self._backlog.add(-build.cost_s)
 
-    def fail(self, build: Build) -> None:
-        """Whoever waits for it, or for what was to follow it, waits in vain."""
-        self.fail_waiting(build)
-        for call, _ in build.calls:
+    def fail_all(self) -> None:
+        """Whoever waits, waits in vain."""
+        for call in self._under_way:
             self.answer(call, PreInferOutcome.FAILED)
 
     def fail_waiting(self, build: Build) -> None:

@@ -52,7 +52,7 @@ class WriteBack:
             if old is not None and old.missing > missing and self._host.pool.free >= len(prefix.pages):
                 old = None  # there is room for its head again: all of it is written anew
             if old is not None and old.lineage == prefix.lineage:
-                if old.identity == prefix.identity:
+                if old.identity == prefix.identity or (old.includes(prefix) and old.missing <= missing):
                     continue
                 alike = (prefix.lineage.context_tokens + old.shares(prefix)) // PAGE
                 if alike > old.missing and alike >= missing:

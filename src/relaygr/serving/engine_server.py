@@ -40,14 +40,19 @@ Pulse = Callable[[], tuple[float, int]]
 
 
 async def serve_engine(engine: Engine, path: str, ready: Callable[[], None], until: asyncio.Event) -> None:
-    """Answer calls on the socket until told to end; what was taken is answered first."""
+    """Answer calls on the socket until told to end; what was taken is answered first, as far as the engine does."""
     connections: set[EngineConnection] = set()
     server = await asyncio.get_running_loop().create_unix_server(lambda: EngineConnection(engine, connections), path)
     async with server:
         ready()
         await until.wait()
         server.close()
-        await asyncio.gather(*(connection.finished() for connection in connections))
+        finished = asyncio.gather(*(connection.finished() for connection in connections))
+        failed = asyncio.ensure_future(engine.failed())
+        await asyncio.wait((finished, failed), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0)  # an engine that fails answers at once whom it can: not who swaps its model
+        finished.cancel()
+        failed.cancel()
         for connection in list(connections):
             connection.end()
 
@@ -109,7 +114,10 @@ class EngineConnection(link.Frames):
 
     def pulse(self) -> tuple[float, int]:
         if self._pulse is None:
-            self._pulse = self._engine.pulse()
+            try:
+                self._pulse = self._engine.pulse()
+            except Unavailable:  # it has failed since: what it had answered before goes out all the same
+                self._pulse = 0.0, 0
         return self._pulse
 
     def _flush(self) -> None:
