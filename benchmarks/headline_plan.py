@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from common import RESULTS
 from relaygr.config import EngineConfig
 from relaygr.lab.limits import guess_length, guess_rate
 from relaygr.lab.outcome import Budgets
@@ -141,6 +142,12 @@ class Plan:
         known = Device.of(told["device"])
         unloaded = {row: (int(n), float(whole), float(steps)) for row, (n, whole, steps) in told["unloaded"].items()}
         return Plan(path, known, told["n"], told["guesses"], unloaded, told.get("rough", {}), told.get("found", {}))
+
+
+def measured(name: str) -> tuple[Group, Row, Plan]:
+    """The row of this name, its group, and what an H200 was measured to take for it."""
+    group, row = next((group, row) for group in on_gpu("cuda") for row in group.rows if row.name == name)
+    return group, row, Plan.load(RESULTS / f"headline-h200-plan-{group.name}.json")
 
 
 def tuning_of(row: Row, mode: Mode, device: Device, alone_s: float = 0.0) -> Tuning:

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from common import RESULTS, write_result
-from headline_plan import Plan, on_gpu, probe_at
+from common import write_result
+from headline_plan import measured, probe_at
 from relaygr.lab.outcome import Run
 from relaygr.lab.probe import Probe
 from relaygr.lab.simulate import simulate
@@ -41,9 +41,7 @@ class Served:
     """One probe, served again and again."""
 
     def __init__(self, mode: Mode, rate: float) -> None:
-        group = next(group for group in on_gpu("cuda") if group.name == ROW)
-        row = next(row for row in group.rows if row.name == ROW)
-        plan = Plan.load(RESULTS / f"headline-h200-plan-{ROW}.json")
+        group, row, plan = measured(ROW)
         self.device = plan.measured(row, group.candidates, mode)
         probe = probe_at(row, group, self.device, mode, rate, plan.n[ROW])
         self.probe: Probe = replace(probe, workload=replace(probe.workload, seconds=SECONDS))

@@ -16,10 +16,10 @@ from rich.progress import track
 from rich.table import Table
 
 from common import write_result
-from headline_plan import probe_at
+from headline_plan import measured, probe_at
 from relaygr.serving.modes import Mode
-from trigger import measured
 
+ROW = "dlrmv3"
 MODES = (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)
 TIMES = (0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 SEEDS = (1, 2)
@@ -27,12 +27,12 @@ SEEDS = (1, 2)
 
 def limit(mode: Mode) -> float:
     """Where the simulator has seen the mode's limit."""
-    _, row, plan = measured()
+    _, row, plan = measured(ROW)
     return plan.guesses[row.name][mode]
 
 
 def one(mode: Mode, times: float, seed: int) -> dict[str, Any]:
-    group, row, plan = measured()
+    group, row, plan = measured(ROW)
     device = plan.measured(row, group.candidates, mode)
     probe = probe_at(row, group, device, mode, times * limit(mode), plan.n[row.name])
     run = device.run(replace(probe, workload=replace(probe.workload, seed=seed)))

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from common import RESULTS, commit
-from headline_plan import Plan
+from headline_plan import measured
 from relaygr.config import EngineConfig
 from relaygr.lab.limits import guess_rate
 from relaygr.lab.outcome import Budgets
@@ -33,6 +33,7 @@ BASE = Workload(
 )  # fmt: skip
 CONFIG = EngineConfig(device_cache="116GiB", host_cache="84GiB", max_history=140_000)
 MEASURED = "d512"
+ROW = "refresh-32k"
 COSTS = "headline-h200-plan-d512.json"
 console = Console(stderr=True)
 
@@ -73,9 +74,8 @@ def points() -> list[Point]:
 def device_of(shape: str) -> Device:
     """As it was measured for `d512`, put right by what a rank took there; other shapes in proportion, by what
     pre-inference and ranks of 8,192 behaviours took of each."""
-    plan = Plan.load(RESULTS / COSTS)
-    n, whole, _ = plan.unloaded["refresh-32k"]
-    device = replace(plan.device.slower(whole / 1e3 / plan.device.full_s(n, BASE.candidates)), config=CONFIG)
+    group, row, plan = measured(ROW)
+    device = replace(plan.measured(row, group.candidates), config=CONFIG)
     if shape == MEASURED:
         return device
     costs = device.costs
