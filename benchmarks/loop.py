@@ -37,7 +37,7 @@ RATES = {
 SECONDS = 8.0
 
 
-class Served:
+class Repeated:
     """One probe, served again and again."""
 
     def __init__(self, mode: Mode, rate: float) -> None:
@@ -85,25 +85,25 @@ def main() -> None:
     args = parser.parse_args()
     if args.profile:
         profile = cProfile.Profile(time.thread_time)
-        Served(*RATES[args.profile]).once(profile)
+        Repeated(*RATES[args.profile]).once(profile)
         pstats.Stats(profile).sort_stats("tottime").print_stats(60)
         return
     console = Console()
     names = [args.only] if args.only else list(RATES)
-    served = {name: Served(*RATES[name]) for name in names}
+    repeated = {name: Repeated(*RATES[name]) for name in names}
     runs: dict[str, list[tuple[float, Run]]] = {name: [] for name in names}
     for _ in track(range(args.repeats), "rounds", console=console):
         for name in names:  # one after the other, so that noise hits all alike
-            runs[name].append(served[name].once())
+            runs[name].append(repeated[name].once())
     rows: dict[str, dict[str, Any]] = {}
     for name, of in runs.items():
         seconds, run = min(of, key=lambda each: each[0])
-        results = run.told(served[name].probe.budgets)
+        results = run.told(repeated[name].probe.budgets)
         rows[name] = {
-            "mode": str(served[name].probe.mode),
+            "mode": str(repeated[name].probe.mode),
             "rate": RATES[name][1],
-            "requests": served[name].requests,
-            "cpu_us_per_request": seconds / served[name].requests * 1e6,
+            "requests": repeated[name].requests,
+            "cpu_us_per_request": seconds / repeated[name].requests * 1e6,
             "within_budgets": results["within budgets"],
             "ranking_p99_ms": results["ranking P99"],
             "device_busy": run.device_busy,
