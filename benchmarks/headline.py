@@ -30,7 +30,7 @@ import uvloop
 from rich.console import Console
 
 from common import commit, machine
-from headline_plan import Group, Plan, Row, guess, on_cpu, on_gpu, probe_at, tuning_of
+from headline_plan import Group, Plan, Row, guess, on_cpu, on_gpu, probe_at
 from relaygr.engine.simulated import H200, SimulatedExecutor, SimulatedModel
 from relaygr.engine.step import Executor, Model
 from relaygr.lab.bench import Bench
@@ -140,9 +140,9 @@ class Headline:
             n = row.n or plan.device.length_for(row.budgets.ranking_ms / 1e3, group.candidates)
             if row.kind == "rate":
                 n = plan.n[row.name] = row.n or await self.half(row, group, plan, bench)
-            stepped = tuning_of(row, Mode.RELAY_HOST_EXTEND, plan.device).step_ms
+            relay = row.probe(plan.device, Mode.RELAY_HOST_EXTEND, group.candidates, n)
             whole = await bench.unloaded(n, group.candidates, row.budgets.ranking_ms)
-            steps = await bench.unloaded(n, group.candidates, stepped)
+            steps = await bench.unloaded(n, group.candidates, relay.tuning.step_ms)
             plan.unloaded[row.name] = n, whole.full, steps.full
             plan.save()
         if self.part == "measure":

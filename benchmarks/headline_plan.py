@@ -11,7 +11,6 @@ from relaygr.config import EngineConfig
 from relaygr.lab.limits import guess_length, guess_rate
 from relaygr.lab.outcome import Budgets
 from relaygr.lab.probe import Device, Probe
-from relaygr.lab.tuning import Tuning
 from relaygr.lab.workload import STAGE_SPREAD, STAGES, Workload
 from relaygr.serving.modes import Mode
 
@@ -48,6 +47,11 @@ class Row:
             gap_s = 2.0 if self.kind == "length" else 5.0
             return replace(base, reuse=0.999, gap_s=gap_s, past_s=6 * gap_s)
         return replace(base, arrivals="even" if self.kind == "length" else "poisson")
+
+    def probe(self, device: Device, mode: Mode, candidates: int, length: int, engine: str = "") -> Probe:
+        """Tuned for histories of this length; without its rate and lengths."""
+        alone = self.kind == "length"
+        return device.probe(mode, self.workload(candidates), self.budgets, length, engine, one_at_a_time=alone)
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class Plan:
         predicted = self.device.full_s(n, candidates)
         if mode is not Mode.RELAY_HOST_EXTEND:
             return self.device.slower(whole / 1e3 / predicted)
-        steps = predicted // (tuning_of(row, mode, self.device).step_ms / 1e3)
+        steps = predicted // (row.probe(self.device, mode, candidates, n).tuning.step_ms / 1e3)
         return self.device.slower(stepped / 1e3 / (predicted + steps * self.device.costs.step))
 
     def save(self) -> None:
@@ -150,20 +154,14 @@ def measured(name: str) -> tuple[Group, Row, Plan]:
     return group, row, Plan.load(RESULTS / f"headline-h200-plan-{group.name}.json")
 
 
-def tuning_of(row: Row, mode: Mode, device: Device, alone_s: float = 0.0) -> Tuning:
-    tuning = Tuning.of(row.budgets, mode, device.costs.step, alone_s)
-    return tuning.one_at_a_time(row.budgets) if row.kind == "length" else tuning
-
-
 def length_of(value: float) -> int:
     return max(256, int(value) // 256 * 256)
 
 
 def probe_at(row: Row, group: Group, device: Device, mode: Mode, value: float, n: int) -> Probe:
     length = n if row.kind == "rate" else length_of(value)
-    tuning = tuning_of(row, mode, device, device.full_s(length, group.candidates))
     memory = f"{group.config.device_cache} + {group.config.host_cache}" if mode.keeps else ""
-    probe = Probe(mode, row.workload(group.candidates), row.budgets, tuning, memory)
+    probe = row.probe(device, mode, group.candidates, length, memory)
     if row.kind == "rate":
         return probe.at(rate=float(f"{value:.3g}"), length=n, requests=500 if mode is Mode.RELAY_HOST_EXTEND else 300)
     rate = 4.0 if row.traffic == "warm" else 0.9e3 / row.budgets.pipeline_ms  # one at a time

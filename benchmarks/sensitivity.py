@@ -20,7 +20,6 @@ from relaygr.config import EngineConfig
 from relaygr.lab.limits import guess_rate
 from relaygr.lab.outcome import Budgets
 from relaygr.lab.probe import Device, Probe
-from relaygr.lab.tuning import Tuning
 from relaygr.lab.workload import STAGE_SPREAD, Workload
 from relaygr.serving.modes import Mode
 
@@ -120,11 +119,10 @@ def highest(point: Point, mode: Mode) -> Limit | None:
     def at(mode: Mode, rate: float) -> Probe:
         requests = 2000 if mode is Mode.FULL else 500
         load = replace(point.workload, rate=float(f"{rate:.3g}"), seconds=max(requests / rate, 2.0))
-        return Probe(mode, load, BUDGETS, Tuning.of(BUDGETS, mode, device.costs.step, alone_s))
+        return device.probe(mode, load, BUDGETS, longest)
 
     quantiles = point.workload.length_quantiles
     shortest, longest = (int(quantiles.points[end][1]) for end in (0, -1))
-    alone_s = device.full_s(longest, point.workload.candidates)
     returning = point.workload.reuse > 0
     found = guess_rate(device, at, mode, quantiles.mean, point.workload.candidates, returning=returning)
     run = device.run(at(mode, found))

@@ -151,8 +151,7 @@ def length(
 
         def at(known: "Device") -> "Callable[[Mode, float], Probe]":
             def probe(each: "Mode", value: float) -> "Probe":
-                tuned = known.probe(each, base, budgets, int(value), served.name)
-                tuned = replace(tuned, tuning=tuned.tuning.one_at_a_time(budgets))
+                tuned = known.probe(each, base, budgets, int(value), served.name, one_at_a_time=True)
                 return tuned.at(length=max(128, int(value) // 128 * 128), requests=60)
 
             return probe

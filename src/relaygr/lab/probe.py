@@ -110,10 +110,21 @@ class Device:
             low, high = (middle, high) if self.full_s(middle, candidates) <= seconds else (low, middle - 1)
         return low
 
-    def probe(self, mode: Mode, workload: Workload, budgets: Budgets, length: int, engine: str = "") -> Probe:
-        """Tuned for histories of this length."""
-        alone_s = self.full_s(length, workload.candidates)
-        return Probe(mode, workload, budgets, Tuning.of(budgets, mode, self.costs.step, alone_s), engine)
+    def probe(
+        self,
+        mode: Mode,
+        workload: Workload,
+        budgets: Budgets,
+        length: int,
+        engine: str = "",
+        *,
+        one_at_a_time: bool = False,
+    ) -> Probe:
+        """Tuned for histories of this length, and for many requests under way unless there is `one_at_a_time`."""
+        tuning = Tuning.of(budgets, mode, self.costs.step, self.full_s(length, workload.candidates))
+        if one_at_a_time:
+            tuning = tuning.one_at_a_time(budgets)
+        return Probe(mode, workload, budgets, tuning, engine)
 
     def simulate(self, probe: Probe) -> dict[str, Any]:
         """What the probe would tell, by the simulator."""
