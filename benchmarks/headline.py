@@ -35,7 +35,8 @@ from relaygr.engine.simulated import H200, SimulatedExecutor, SimulatedModel
 from relaygr.engine.step import Executor, Model
 from relaygr.lab.bench import Bench
 from relaygr.lab.limits import Found, Limits, OutOfTime
-from relaygr.lab.probe import Probe, ProbeFile
+from relaygr.lab.probe import Probe
+from relaygr.lab.probe_file import ProbeFile
 from relaygr.lab.shapes import SHAPES, shaped
 from relaygr.serving.modes import Mode
 

@@ -8,9 +8,10 @@ from typing import Literal
 
 from common import RESULTS
 from relaygr.config import EngineConfig
+from relaygr.lab.device import Device
 from relaygr.lab.limits import guess_length, guess_rate
 from relaygr.lab.outcome import Budgets
-from relaygr.lab.probe import Device, Probe
+from relaygr.lab.probe import Probe
 from relaygr.lab.workload import STAGE_SPREAD, STAGES, Workload
 from relaygr.serving.modes import Mode
 

@@ -17,9 +17,10 @@ from rich.console import Console
 from common import RESULTS, commit
 from headline_plan import measured
 from relaygr.config import EngineConfig
+from relaygr.lab.device import Device
 from relaygr.lab.limits import guess_rate
 from relaygr.lab.outcome import Budgets
-from relaygr.lab.probe import Device, Probe
+from relaygr.lab.probe import Probe
 from relaygr.lab.workload import STAGE_SPREAD, Workload
 from relaygr.serving.modes import Mode
 

@@ -15,8 +15,8 @@ from headline_plan import Plan, on_gpu, probe_at
 from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
 from relaygr.lab.bench import Bench
+from relaygr.lab.device import Device
 from relaygr.lab.limits import Found
-from relaygr.lab.probe import Device
 from relaygr.serving.modes import Mode
 
 

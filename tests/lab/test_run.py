@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 from relaygr.cli import app
 from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts
+from relaygr.lab.device import Device
 from relaygr.lab.estimates import share_interval
 from relaygr.lab.histories import Histories
 from relaygr.lab.outcome import Budgets, Run
-from relaygr.lab.probe import Device, Probe
+from relaygr.lab.probe import Probe
 from relaygr.lab.simulate import simulate
 from relaygr.lab.trace import Trace
 from relaygr.lab.tuning import Tuning

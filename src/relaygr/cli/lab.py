@@ -117,8 +117,8 @@ def simulate(
     seconds whether the relay is likely to pay on your traffic; what it says is a forecast, to be measured.
     """
     from relaygr.config import EngineConfig
+    from relaygr.lab.device import Device
     from relaygr.lab.outcome import Budgets
-    from relaygr.lab.probe import Device
     from relaygr.lab.simulate import simulate as run
     from relaygr.lab.trace import Trace
 

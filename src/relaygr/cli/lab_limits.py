@@ -20,9 +20,11 @@ from relaygr.lab.workload import STAGE_SPREAD, STAGES, Workload
 
 if TYPE_CHECKING:
     from relaygr.lab.bench import Bench
+    from relaygr.lab.device import Device
     from relaygr.lab.limits import Found
     from relaygr.lab.outcome import Budgets
-    from relaygr.lab.probe import Device, Probe, ProbeFile, Start
+    from relaygr.lab.probe import Probe
+    from relaygr.lab.probe_file import ProbeFile, Start
     from relaygr.serving.modes import Mode
 
 __all__ = ["EPILOG", "length", "slo"]
@@ -198,7 +200,7 @@ class _Search:
 
     async def run(self, probes: Path, modes: "list[Mode]") -> "tuple[Found, Start]":
         from relaygr.lab.limits import Limits
-        from relaygr.lab.probe import ProbeFile
+        from relaygr.lab.probe_file import ProbeFile
         from relaygr.serving.modes import Mode
 
         console = Console(stderr=True)
@@ -224,7 +226,7 @@ class _Search:
 
     async def _start(self, bench: "Bench", file: "ProbeFile", modes: "list[Mode]") -> "Start":
         """Where it began before, or begins now; with the guesses of all these modes."""
-        from relaygr.lab.probe import Start
+        from relaygr.lab.probe_file import Start
 
         start = file.start(self.key) or Start(await bench.measure(), {})
         missing = [each for each in modes if each not in start.guesses]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from relaygr.errors import InvalidInput
 from relaygr.lab.figures import Chart, against, bars, over_time
 from relaygr.lab.outputs import checked_folder
-from relaygr.lab.probe import ProbeFile
+from relaygr.lab.probe_file import ProbeFile
 
 __all__ = ["Results", "load_results", "write_report"]
 
