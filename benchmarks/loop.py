@@ -24,7 +24,6 @@ from common import write_result
 from headline_plan import measured, probe_at
 from relaygr.lab.outcome import Run
 from relaygr.lab.probe import Probe
-from relaygr.lab.simulate import simulate
 from relaygr.serving.modes import Mode
 
 ROW = "dlrmv3"
@@ -45,26 +44,22 @@ class Repeated:
         self.device = plan.measured(row, group.candidates, mode)
         probe = probe_at(row, group, self.device, mode, rate, plan.n[ROW])
         self.probe: Probe = replace(probe, workload=replace(probe.workload, seconds=SECONDS))
-        self.trace = self.probe.trace()
-        self.requests = int((self.trace.at >= 0).sum())
+        at = self.probe.trace().at
+        self.earlier, self.requests = int((at < 0).sum()), int((at >= 0).sum())
 
     def once(self, profile: cProfile.Profile | None = None) -> tuple[float, Run]:
         """Seconds of CPU from the first request that counts, and what became of them."""
-        earlier, began = len(self.trace) - self.requests, 0.0
+        began = 0.0
 
         def progress(sent: int, of: int) -> None:
             nonlocal began
-            if sent == earlier + 1:
+            if sent == self.earlier + 1:
                 began = time.thread_time()
                 if profile is not None:
                     profile.enable()
 
-        device, probe = self.device, self.probe
         try:
-            run = simulate(
-                device.costs, device.page_bytes, device.config, self.trace, probe.mode, probe.budgets, probe.tuning,
-                progress, lived_s=probe.lived_s,
-            )  # fmt: skip
+            run = self.device.run(self.probe, progress)
         finally:
             if profile is not None:
                 profile.disable()

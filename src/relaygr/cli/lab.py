@@ -119,7 +119,6 @@ def simulate(
     from relaygr.config import EngineConfig
     from relaygr.lab.device import Device
     from relaygr.lab.outcome import Budgets
-    from relaygr.lab.simulate import simulate as run
     from relaygr.lab.trace import Trace
 
     with errors("lab simulate"):
@@ -137,13 +136,10 @@ def simulate(
         with progress_bar() as bar:
             for each in modes:
                 task = bar.add_task(each.value, total=len(requests))
-                tuning = device.probe(each, sent, budgets, longest).tuning
+                probe = device.probe(each, sent, budgets, longest)
                 if target_ms is not None:
-                    tuning = replace(tuning, target_ms=target_ms)
-                found = run(
-                    device.costs, device.page_bytes, config, requests, each, budgets, tuning, options.advance(bar, task)
-                )
-                runs.append(found.told(budgets))
+                    probe = replace(probe, tuning=replace(probe.tuning, target_ms=target_ms))
+                runs.append(device.run(probe, options.advance(bar, task), trace=requests).told(budgets))
     if as_json:
         typer.echo(json.dumps({"budgets_ms": [ranking_ms, pipeline_ms], "simulated": True, "runs": runs}, indent=2))
         return

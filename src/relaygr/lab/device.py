@@ -1,13 +1,19 @@
 """What was measured of a device, and what would become of probes there."""
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from relaygr.clock import VirtualClock, VirtualTimeLoop, run_virtual
 from relaygr.config import EngineConfig
-from relaygr.engine.simulated import SimulatedCosts
+from relaygr.engine import Engine
+from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
+from relaygr.lab.histories import Histories
 from relaygr.lab.outcome import Budgets, Run
 from relaygr.lab.probe import Probe
-from relaygr.lab.simulate import simulate
+from relaygr.lab.run import replay
+from relaygr.lab.trace import Trace
 from relaygr.lab.tuning import Tuning
 from relaygr.lab.workload import Workload
 from relaygr.serving.modes import Mode
@@ -68,9 +74,34 @@ class Device:
         """What the probe would tell, by the simulator."""
         return self.run(probe, hopeless=True).told(probe.budgets)
 
-    def run(self, probe: Probe, *, hopeless: bool = False) -> Run:
-        """What would become of the probe's requests, by the simulator. See `replay`."""
-        return simulate(
-            self.costs, self.page_bytes, self.config, probe.trace(), probe.mode, probe.budgets, probe.tuning,
-            lived_s=probe.lived_s, hopeless=hopeless,
-        )  # fmt: skip
+    def run(
+        self,
+        probe: Probe,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+        *,
+        trace: Trace | None = None,
+        hopeless: bool = False,
+    ) -> Run:
+        """What would become of the probe's requests, in virtual time. Scores are not made up: there are none.
+
+        With a `trace` of its own, that is sent, and all of its past is lived through. See `replay`.
+        """
+        lived_s = probe.lived_s if trace is None else None
+        sent = probe.trace() if trace is None else trace
+        config = probe.mode.engine(probe.tuning.engine(self.config))
+        trigger = probe.mode.trigger(probe.tuning.trigger(probe.budgets))
+
+        async def main() -> Run:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualTimeLoop)
+            executor = SimulatedExecutor(
+                self.costs, page_bytes=self.page_bytes, depth=2, remember=False, contents=False
+            )
+            async with Engine(SimulatedModel(), config, clock=VirtualClock(loop), executor=executor) as engine:
+                histories = Histories(10**6, 16, alike=True)
+                return await replay(
+                    engine, sent, probe.mode, probe.budgets, trigger, histories, progress,
+                    lived_s=lived_s, hopeless=hopeless,
+                )  # fmt: skip
+
+        return run_virtual(main())
