@@ -38,9 +38,8 @@ from relaygr.lab.limits import Found, Limits, OutOfTime
 from relaygr.lab.probe import Probe
 from relaygr.lab.probe_file import ProbeFile
 from relaygr.lab.shapes import SHAPES, shaped
-from relaygr.serving.modes import Mode
+from relaygr.serving.modes import COMPARED, Mode
 
-SEARCHED = (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)
 OTHERS = (Mode.TRUNCATE, Mode.RELAY, Mode.RELAY_HOST, Mode.ALWAYS_TRIGGER, Mode.NEVER_TRIGGER)
 CHECKED = 12
 """Answers of a row that are compared with full inference, at most."""
@@ -164,7 +163,7 @@ class Headline:
         highest = self.highest(group)
         with self.workers() as pool:
             for row in rows:
-                for mode in SEARCHED:
+                for mode in COMPARED:
                     rough = {} if self.part == "guess" else plan.rough.get(row.name, {})
                     if mode not in plan.guesses.get(row.name, {}) | rough:
                         n = plan.n.get(row.name, 1024)
@@ -235,7 +234,7 @@ class Headline:
 
         found = await self.limits(row, bench).search(
             at,
-            {mode: 0.92 * plan.begin(row.name, mode) for mode in SEARCHED},
+            {mode: 0.92 * plan.begin(row.name, mode) for mode in COMPARED},
             factor=1.12 if row.kind == "rate" else 1.08,
             tries=row.tries,
             confirm=row.confirm,

@@ -22,10 +22,9 @@ from relaygr.lab.limits import guess_rate
 from relaygr.lab.outcome import Budgets
 from relaygr.lab.probe import Probe
 from relaygr.lab.workload import STAGE_SPREAD, Workload
-from relaygr.serving.modes import Mode
+from relaygr.serving.modes import COMPARED, Mode
 
 WORKERS = len(os.sched_getaffinity(0))
-MODES = (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)
 BUDGETS = Budgets(50.0, 200.0)
 BASE = Workload(
     1.0, 1.0, "reuse", reuse=0.875, gap_s=5.0, lengths="32768", longest=1 << 24, candidates=512, past_s=16.0,
@@ -147,7 +146,7 @@ def main() -> None:
                 begun[point, mode] = pool.submit(highest, point, mode)
             return begun[point, mode]
 
-        for point, answers in [(point, [asked(point, mode) for mode in MODES]) for point in points()]:
+        for point, answers in [(point, [asked(point, mode) for mode in COMPARED]) for point in points()]:
             limits = dict(zip(("full", "cache", "relay"), (answer.result() for answer in answers), strict=True))
             rates = {name: None if limit is None else limit.rate for name, limit in limits.items()}
             full, cache, relay = rates.values()
