@@ -4,7 +4,6 @@ Writes results/sensitivity-simulated.json: by condition and value, the highest r
 the budgets, and their ratios. A simulation: the device and the network are not there.
 """
 
-import json
 import multiprocessing
 import os
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from common import RESULTS, commit
+from common import result_of, write_result
 from headline_plan import measured
 from relaygr.config import EngineConfig
 from relaygr.lab.device import Device
@@ -33,7 +32,6 @@ BASE = Workload(
 CONFIG = EngineConfig(device_cache="116GiB", host_cache="84GiB", max_history=140_000)
 MEASURED = "d512"
 ROW = "refresh-32k"
-COSTS = "headline-h200-plan-d512.json"
 console = Console(stderr=True)
 
 
@@ -93,13 +91,13 @@ def device_of(shape: str) -> Device:
 
 def times(shape: str, call: str) -> float:
     """Milliseconds on the device, measured."""
-    calls = json.loads((RESULTS / "engine-h200.json").read_text())["calls"]
+    calls = result_of("engine-h200")["calls"]
     (found,) = (one for one in calls if (one["shape"], one["n"], one["call"]) == (shape, 8192, call))
     return float(found["device_ms"])
 
 
 def dims() -> dict[str, int]:
-    shapes = json.loads((RESULTS / "engine-h200.json").read_text())["inputs"]["shapes"]
+    shapes = result_of("engine-h200")["inputs"]["shapes"]
     return {name: given["layers"] * given["dim"] for name, given in shapes.items()}
 
 
@@ -133,6 +131,20 @@ def highest(point: Point, mode: Mode) -> Limit | None:
 
 
 def main() -> None:
+    _, _, plan = measured(ROW)
+    inputs = {
+        "simulated": True,
+        "costs": plan.path.name,
+        "budgets_ms": [BUDGETS.ranking_ms, BUDGETS.pipeline_ms],
+        "memory": [CONFIG.device_cache, CONFIG.host_cache],
+        "base": {
+            "reuse": BASE.reuse,
+            "gap_s": BASE.gap_s,
+            "lengths": int(BASE.lengths),
+            "candidates": BASE.candidates,
+            "stages_ms": [BASE.retrieval_ms, BASE.pre_processing_ms],
+        },
+    }
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(max_workers=WORKERS, mp_context=multiprocessing.get_context("spawn")) as pool:
         begun: dict[tuple[Point, Mode], Future[Limit | None]] = {}
@@ -161,22 +173,7 @@ def main() -> None:
                 }
             )
             console.print(f"{point.condition} {point.value}: {full} {cache} {relay}/s {time.ctime()}")
-            result = {
-                "simulated": True,
-                "costs": COSTS,
-                "commit": commit(),
-                "budgets_ms": [BUDGETS.ranking_ms, BUDGETS.pipeline_ms],
-                "memory": [CONFIG.device_cache, CONFIG.host_cache],
-                "base": {
-                    "reuse": BASE.reuse,
-                    "gap_s": BASE.gap_s,
-                    "lengths": int(BASE.lengths),
-                    "candidates": BASE.candidates,
-                    "stages_ms": [BASE.retrieval_ms, BASE.pre_processing_ms],
-                },
-                "rows": rows,
-            }
-            (RESULTS / "sensitivity-simulated.json").write_text(json.dumps(result, indent=1) + "\n")
+            write_result("sensitivity-simulated", inputs, {"rows": rows})
 
 
 if __name__ == "__main__":
