@@ -167,7 +167,8 @@ class _Driver:
         self._budgets = budgets
         self._trigger = Trigger(trigger)
         self._run = Run(mode)
-        self._report: SlotReport | None = None
+        self._version: int | None = None
+        """Of the costs that the trigger has heard."""
         self._histories = histories
         self._samples = samples
         self._every = max(1, int((trace.at >= 0).sum()) // sampled) if sampled else 0
@@ -268,10 +269,11 @@ class _Driver:
         """What the trigger and then admission say, and on what; what is admitted is begun."""
         engine, now = self._engine, self._engine.clock.now()
         wait_ms, version = engine.pulse()
-        if self._report is None or self._report.version != version:
-            steps = engine.status().cost_model["steps"]
-            self._report = SlotReport(version, steps, wait_ms)
-        self._trigger.hear(_SLOT, SlotReport(version, self._report.coefficients, wait_ms), now)
+        if version != self._version:
+            self._version = version
+            self._trigger.hear(_SLOT, SlotReport(version, engine.status().cost_model["steps"], wait_ms), now)
+        else:
+            self._trigger.hear_wait(_SLOT, wait_ms, now)
         verdict = self._trigger.decide(_SLOT, shape, now)
         if verdict.decision is not Decision.ADMIT:
             return verdict.decision, verdict.forecast
