@@ -99,6 +99,7 @@ class Device:
             )
             async with Engine(SimulatedModel(), config, clock=VirtualClock(loop), executor=executor) as engine:
                 histories = Histories(10**6, 16, alike=True)
+                histories.prepare(sent.user, sent.length)
                 return await replay(
                     engine, sent, probe.mode, probe.budgets, trigger, histories, progress,
                     lived_s=lived_s, hopeless=hopeless,

@@ -61,14 +61,14 @@ async def replay(
     sampled: int = 0,
     hopeless: bool = False,
 ) -> Run:
-    """Send every request of the trace at its time. The engine is configured for the mode by the caller.
+    """Send every request of the trace at its time. The caller has configured the engine for the mode, and prepared the
+    histories for the trace.
 
     `hopeless`: end as soon as more requests have failed than may, whatever becomes of the others.
 
     `lived_s`: of the past but its last seconds, so many, what its users would have left is computed as fast as can be,
     in the order of their last requests, rather than lived through. Into `samples` go about `sampled` answers.
     """
-    histories.prepare(trace.user, trace.length)
     driver = _Driver(engine, trace, mode, budgets, trigger, histories, samples, sampled)
     first = 0
     if lived_s is not None:
