@@ -179,7 +179,7 @@ class _Driver:
         self.may_fail = (1 - SUCCESS) * self._planned
 
     def cut_short(self) -> None:
-        self._run.cut_short, self._run.planned = True, self._planned
+        self._run.planned = self._planned
 
     async def request(self, index: int, start: float) -> None:
         """One request, from its arrival to its answer."""
