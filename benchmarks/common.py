@@ -1,4 +1,4 @@
-"""What benchmarks share: timing calls, describing the machine, and writing what was measured."""
+"""What benchmarks share: random histories, timing calls, describing the machine, and writing what was measured."""
 
 import importlib.metadata
 import json
@@ -11,11 +11,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from relaygr.history import History
 from relaygr.lab.estimates import percentile
 
-__all__ = ["RESULTS", "commit", "machine", "percentile", "result_of", "time_calls", "write_result"]
+__all__ = ["RESULTS", "commit", "history_of", "machine", "percentile", "result_of", "time_calls", "write_result"]
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def history_of(draw: np.random.Generator, length: int, items: int) -> History:
+    """Of random items and actions, a minute apart."""
+    return History(draw.integers(0, items, length), draw.integers(0, 16, length), np.arange(length) * 60)
 
 
 def time_calls(call: Callable[[int], object], runs: int, *, warm: int = 20) -> list[float]:

@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from common import RESULTS, percentile, write_result
+from common import RESULTS, history_of, percentile, write_result
 from relaygr import Engine, EngineConfig, History, build_model
 from relaygr.engine.simulated import SimulatedModel
 from relaygr.engine.step import Capacity, Model, PageCopy, Served, Step, StepResult
 
+ITEMS = 10_000
 N, M, LAYERS, DIM, HEADS = 4096, 128, 4, 64, 2
 ROUNDS = 15
 EXTENSION = 16
@@ -58,19 +59,15 @@ class NoDevice:
         pass
 
 
-def history_of(draw: np.random.Generator, length: int) -> History:
-    return History(draw.integers(0, 10_000, length), draw.integers(0, 16, length), np.arange(length) * 60)
-
-
 async def ratios() -> dict[str, Any]:
     """Milliseconds of ranks in full, resident and extended, and how often the latter two go into the first."""
     draw = np.random.default_rng(0)
-    model = build_model("hstu", layers=LAYERS, dim=DIM, heads=HEADS, items=10_000, seed=0)
+    model = build_model("hstu", layers=LAYERS, dim=DIM, heads=HEADS, items=ITEMS, seed=0)
     times: dict[str, list[float]] = {"full": [], "resident": [], "extended": []}
     async with Engine(model, EngineConfig(device_cache="256MiB", host_cache="0", max_history=2 * N)) as engine:
 
         async def rank(kind: str, history: History) -> None:
-            items = draw.integers(0, 10_000, M)
+            items = draw.integers(0, ITEMS, M)
             began = time.perf_counter()
             ranked = await engine.rank("user", history, items)
             times[kind].append((time.perf_counter() - began) * 1e3)
@@ -80,11 +77,11 @@ async def ratios() -> dict[str, Any]:
             if turn == 2:  # the first two warm up
                 times = {kind: [] for kind in times}
             await engine.evict("user")
-            history = history_of(draw, N)
+            history = history_of(draw, N, ITEMS)
             await rank("full", history)
             await rank("resident", history)
             last = int(history.timestamps[-1])
-            longer = history.append(draw.integers(0, 10_000, EXTENSION), [1] * EXTENSION, [last] * EXTENSION)
+            longer = history.append(draw.integers(0, ITEMS, EXTENSION), [1] * EXTENSION, [last] * EXTENSION)
             await rank("extended", longer)
     medians = {kind: statistics.median(taken) for kind, taken in times.items()}
     return {
@@ -98,12 +95,12 @@ async def overhead(cached: int) -> dict[str, float]:
     """Microseconds of one rank that are not the device's, with this many users cached."""
     draw = np.random.default_rng(1)
     config = EngineConfig(device_cache=f"{(cached + 200) * 1024}B", host_cache="0", max_history=N)
-    items = draw.integers(0, 10_000, M)
+    items = draw.integers(0, ITEMS, M)
     async with Engine(SimulatedModel(), config, executor=NoDevice()) as engine:
-        short = history_of(draw, 100)
+        short = history_of(draw, 100, ITEMS)
         for user in track(range(cached), f"{cached:,} users"):
             await engine.rank(f"user {user}", short, items)
-        columns = [(h.items, h.actions, h.timestamps) for h in (history_of(draw, N) for _ in range(8))]
+        columns = [(h.items, h.actions, h.timestamps) for h in (history_of(draw, N, ITEMS) for _ in range(8))]
         for index, parts in enumerate(columns):
             await engine.rank(f"long {index}", History(*parts), items)
         gc.collect()

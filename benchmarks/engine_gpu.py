@@ -25,21 +25,16 @@ from rich.progress import track
 from rich.table import Table
 from uvloop import run as run_on_uvloop
 
-from common import machine, percentile
-from relaygr import Engine, EngineConfig, History, Ranked, build_model
+from common import history_of, machine, percentile
+from relaygr import Engine, EngineConfig, History, Ranked
 from relaygr.engine.cuda_runner import CudaRunner
 from relaygr.engine.step import Step
 from relaygr.history import PAGE
+from relaygr.lab.shapes import ITEMS, SHAPES, shaped
 from relaygr.model.batch import AppendRow
 from relaygr.model.inputs import NO_CONTEXT
 from relaygr.serving.garbage import settled
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "d256": {"layers": 8, "dim": 256, "heads": 4},
-    "d512": {"layers": 8, "dim": 512, "heads": 4},
-    "d1024": {"layers": 8, "dim": 1024, "heads": 8},
-    "dlrmv3": {"layers": 5, "dim": 512, "heads": 4},
-}
 CALLS = (("d256", 8192, 512), ("d512", 8192, 512), ("d512", 32768, 512), ("d1024", 8192, 512), ("dlrmv3", 14335, 2048))
 LOADS = (("d256", 8192, 512), ("d512", 8192, 512), ("d1024", 8192, 512), ("dlrmv3", 14335, 2048))
 CALLERS = (1, 4, 16, 48)
@@ -57,7 +52,6 @@ APPENDS = {
 }  # fmt: skip
 """By shape: tokens that are there, and new ones."""
 EXTENSION = 16
-ITEMS = 100_000
 LINK_GB_S = 55.0
 TARGETS = {  # milliseconds on the device
     ("d512", 8192, "rank resident"): 0.30,
@@ -65,10 +59,6 @@ TARGETS = {  # milliseconds on the device
     ("d512", 8192, "pre-infer"): 1.6,
     ("d512", 32768, "pre-infer"): 16.0,
 }
-
-
-def history_of(draw: np.random.Generator, length: int) -> History:
-    return History(draw.integers(0, ITEMS, length), draw.integers(0, 16, length), np.arange(length) * 60)
 
 
 def grown(draw: np.random.Generator, history: History) -> History:
@@ -79,11 +69,10 @@ def grown(draw: np.random.Generator, history: History) -> History:
 def engine_of(
     shape: str, length: int, *, dtype: str = "bfloat16", device: str = "24GiB", host: str = "12GiB"
 ) -> Engine:
-    model = build_model("hstu", **SHAPES[shape], items=ITEMS, seed=0, scale_length=float(length))
     config = EngineConfig(
         device="cuda", dtype=dtype, device_cache=device, host_cache=host, max_history=length + 4096, pre_infer_share=1.0
     )
-    return Engine(model, config)
+    return Engine(shaped(shape, scale_length=float(length)), config)
 
 
 @contextlib.asynccontextmanager
@@ -116,7 +105,7 @@ def push_out(engine: Engine, user: str) -> None:
 async def check(shape: str, length: int, users: int = 4) -> dict[str, Any]:
     """Largest differences of scores, by path against in full in bf16; and of full in bf16 against full in fp32."""
     draw = np.random.default_rng(1)
-    cases = [(history_of(draw, length - 37 * k), draw.integers(0, ITEMS, 512 - 100 * k)) for k in range(users)]
+    cases = [(history_of(draw, length - 37 * k, ITEMS), draw.integers(0, ITEMS, 512 - 100 * k)) for k in range(users)]
     full: dict[str, list[np.ndarray[Any, Any]]] = {}
     for dtype in ("float32", "bfloat16"):
         async with engine_of(shape, length, dtype=dtype, host="0") as engine:
@@ -176,7 +165,7 @@ async def calls(shape: str, length: int, candidates: int, rounds: int) -> list[d
             if turn == 3:  # the first ones warm up
                 times.clear()
                 device.clear()
-            history, items = history_of(draw, length), draw.integers(0, ITEMS, candidates)
+            history, items = history_of(draw, length, ITEMS), draw.integers(0, ITEMS, candidates)
             for user in ("a", "b"):
                 await engine.evict(user)
             written = engine.status().written_back
@@ -214,7 +203,7 @@ async def appends(shape: str, cases: list[tuple[int, int]], rounds: int = 4) -> 
     """The least of some rounds: how much longer an append takes that is a little longer."""
     draw = np.random.default_rng(0)
     longest = max(low + new for low, new in cases)
-    history = history_of(draw, longest)
+    history = history_of(draw, longest, ITEMS)
     best: dict[tuple[int, int], float] = {}
     async with engine_of(shape, longest, host="0") as engine:
         loop = engine._loop
@@ -290,7 +279,7 @@ async def loads(shape: str, length: int, candidates: int, seconds: float, users:
     async with settled_engine(shape, length, device="40GiB", host="0") as engine:
         phases = Phases(engine)
         draw = np.random.default_rng(0)
-        histories = [history_of(draw, length) for _ in range(users)]
+        histories = [history_of(draw, length, ITEMS) for _ in range(users)]
         for mix, shares in MIXES.items():
             for callers in CALLERS:
                 for user, history in enumerate(histories):
@@ -365,8 +354,9 @@ async def _load(
 
 
 def run(commit: str, out: Path, rounds: int, seconds: float, parts: list[str], shapes: list[str]) -> None:
-    if unknown := set(shapes) - set(SHAPES):
-        raise SystemExit(f"no shape is called {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
+    known = dict.fromkeys(shape for shape, _, _ in CALLS)
+    if unknown := set(shapes) - set(known):
+        raise SystemExit(f"no shape is called {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     console = Console(width=150)
     result: dict[str, Any] = {"machine": machine(), "commit": commit}
     sizes = {shape: SHAPES[shape] for shape in shapes}

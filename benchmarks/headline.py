@@ -30,16 +30,16 @@ import uvloop
 from rich.console import Console
 
 from common import commit, machine
-from headline_plan import Group, Plan, Row, guess, on_cpu, on_gpu, probe_at, tuning_of
+from headline_plan import Group, Plan, Row, guess, on_cpu, on_gpu, probe_at
 from relaygr.engine.simulated import H200, SimulatedExecutor, SimulatedModel
 from relaygr.engine.step import Executor, Model
 from relaygr.lab.bench import Bench
 from relaygr.lab.limits import Found, Limits, OutOfTime
-from relaygr.lab.probe import Probe, ProbeFile
+from relaygr.lab.probe import Probe
+from relaygr.lab.probe_file import ProbeFile
 from relaygr.lab.shapes import SHAPES, shaped
-from relaygr.serving.modes import Mode
+from relaygr.serving.modes import COMPARED, Mode
 
-SEARCHED = (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)
 OTHERS = (Mode.TRUNCATE, Mode.RELAY, Mode.RELAY_HOST, Mode.ALWAYS_TRIGGER, Mode.NEVER_TRIGGER)
 CHECKED = 12
 """Answers of a row that are compared with full inference, at most."""
@@ -140,9 +140,9 @@ class Headline:
             n = row.n or plan.device.length_for(row.budgets.ranking_ms / 1e3, group.candidates)
             if row.kind == "rate":
                 n = plan.n[row.name] = row.n or await self.half(row, group, plan, bench)
-            stepped = tuning_of(row, Mode.RELAY_HOST_EXTEND, plan.device).step_ms
+            relay = row.probe(plan.device, Mode.RELAY_HOST_EXTEND, group.candidates, n)
             whole = await bench.unloaded(n, group.candidates, row.budgets.ranking_ms)
-            steps = await bench.unloaded(n, group.candidates, stepped)
+            steps = await bench.unloaded(n, group.candidates, relay.tuning.step_ms)
             plan.unloaded[row.name] = n, whole.full, steps.full
             plan.save()
         if self.part == "measure":
@@ -163,7 +163,7 @@ class Headline:
         highest = self.highest(group)
         with self.workers() as pool:
             for row in rows:
-                for mode in SEARCHED:
+                for mode in COMPARED:
                     rough = {} if self.part == "guess" else plan.rough.get(row.name, {})
                     if mode not in plan.guesses.get(row.name, {}) | rough:
                         n = plan.n.get(row.name, 1024)
@@ -234,7 +234,7 @@ class Headline:
 
         found = await self.limits(row, bench).search(
             at,
-            {mode: 0.92 * plan.begin(row.name, mode) for mode in SEARCHED},
+            {mode: 0.92 * plan.begin(row.name, mode) for mode in COMPARED},
             factor=1.12 if row.kind == "rate" else 1.08,
             tries=row.tries,
             confirm=row.confirm,

@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from common import RESULTS
 from relaygr.config import EngineConfig
+from relaygr.lab.device import Device
 from relaygr.lab.limits import guess_length, guess_rate
 from relaygr.lab.outcome import Budgets
-from relaygr.lab.probe import Device, Probe
-from relaygr.lab.tuning import Tuning
+from relaygr.lab.probe import Probe
 from relaygr.lab.workload import STAGE_SPREAD, STAGES, Workload
 from relaygr.serving.modes import Mode
 
@@ -47,6 +48,11 @@ class Row:
             gap_s = 2.0 if self.kind == "length" else 5.0
             return replace(base, reuse=0.999, gap_s=gap_s, past_s=6 * gap_s)
         return replace(base, arrivals="even" if self.kind == "length" else "poisson")
+
+    def probe(self, device: Device, mode: Mode, candidates: int, length: int, engine: str = "") -> Probe:
+        """Tuned for histories of this length; without its rate and lengths."""
+        alone = self.kind == "length"
+        return device.probe(mode, self.workload(candidates), self.budgets, length, engine, one_at_a_time=alone)
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ class Plan:
         predicted = self.device.full_s(n, candidates)
         if mode is not Mode.RELAY_HOST_EXTEND:
             return self.device.slower(whole / 1e3 / predicted)
-        steps = predicted // (tuning_of(row, mode, self.device).step_ms / 1e3)
+        steps = predicted // (row.probe(self.device, mode, candidates, n).tuning.step_ms / 1e3)
         return self.device.slower(stepped / 1e3 / (predicted + steps * self.device.costs.step))
 
     def save(self) -> None:
@@ -143,9 +149,10 @@ class Plan:
         return Plan(path, known, told["n"], told["guesses"], unloaded, told.get("rough", {}), told.get("found", {}))
 
 
-def tuning_of(row: Row, mode: Mode, device: Device, alone_s: float = 0.0) -> Tuning:
-    tuning = Tuning.of(row.budgets, mode, device.costs.step, alone_s)
-    return tuning.one_at_a_time(row.budgets) if row.kind == "length" else tuning
+def measured(name: str) -> tuple[Group, Row, Plan]:
+    """The row of this name, its group, and what an H200 was measured to take for it."""
+    group, row = next((group, row) for group in on_gpu("cuda") for row in group.rows if row.name == name)
+    return group, row, Plan.load(RESULTS / f"headline-h200-plan-{group.name}.json")
 
 
 def length_of(value: float) -> int:
@@ -154,9 +161,8 @@ def length_of(value: float) -> int:
 
 def probe_at(row: Row, group: Group, device: Device, mode: Mode, value: float, n: int) -> Probe:
     length = n if row.kind == "rate" else length_of(value)
-    tuning = tuning_of(row, mode, device, device.full_s(length, group.candidates))
     memory = f"{group.config.device_cache} + {group.config.host_cache}" if mode.keeps else ""
-    probe = Probe(mode, row.workload(group.candidates), row.budgets, tuning, memory)
+    probe = row.probe(device, mode, group.candidates, length, memory)
     if row.kind == "rate":
         return probe.at(rate=float(f"{value:.3g}"), length=n, requests=500 if mode is Mode.RELAY_HOST_EXTEND else 300)
     rate = 4.0 if row.traffic == "warm" else 0.9e3 / row.budgets.pipeline_ms  # one at a time

@@ -20,11 +20,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from common import RESULTS, write_result
-from headline_plan import Plan, on_gpu, probe_at
+from common import write_result
+from headline_plan import measured, probe_at
 from relaygr.lab.outcome import Run
 from relaygr.lab.probe import Probe
-from relaygr.lab.simulate import simulate
 from relaygr.serving.modes import Mode
 
 ROW = "dlrmv3"
@@ -37,36 +36,30 @@ RATES = {
 SECONDS = 8.0
 
 
-class Served:
+class Repeated:
     """One probe, served again and again."""
 
     def __init__(self, mode: Mode, rate: float) -> None:
-        group = next(group for group in on_gpu("cuda") if group.name == ROW)
-        row = next(row for row in group.rows if row.name == ROW)
-        plan = Plan.load(RESULTS / f"headline-h200-plan-{ROW}.json")
+        group, row, plan = measured(ROW)
         self.device = plan.measured(row, group.candidates, mode)
         probe = probe_at(row, group, self.device, mode, rate, plan.n[ROW])
         self.probe: Probe = replace(probe, workload=replace(probe.workload, seconds=SECONDS))
-        self.trace = self.probe.trace()
-        self.requests = int((self.trace.at >= 0).sum())
+        at = self.probe.trace().at
+        self.earlier, self.requests = int((at < 0).sum()), int((at >= 0).sum())
 
     def once(self, profile: cProfile.Profile | None = None) -> tuple[float, Run]:
         """Seconds of CPU from the first request that counts, and what became of them."""
-        earlier, began = len(self.trace) - self.requests, 0.0
+        began = 0.0
 
         def progress(sent: int, of: int) -> None:
             nonlocal began
-            if sent == earlier + 1:
+            if sent == self.earlier + 1:
                 began = time.thread_time()
                 if profile is not None:
                     profile.enable()
 
-        device, probe = self.device, self.probe
         try:
-            run = simulate(
-                device.costs, device.page_bytes, device.config, self.trace, probe.mode, probe.budgets, probe.tuning,
-                progress, lived_s=probe.lived_s,
-            )  # fmt: skip
+            run = self.device.run(self.probe, progress)
         finally:
             if profile is not None:
                 profile.disable()
@@ -87,25 +80,25 @@ def main() -> None:
     args = parser.parse_args()
     if args.profile:
         profile = cProfile.Profile(time.thread_time)
-        Served(*RATES[args.profile]).once(profile)
+        Repeated(*RATES[args.profile]).once(profile)
         pstats.Stats(profile).sort_stats("tottime").print_stats(60)
         return
     console = Console()
     names = [args.only] if args.only else list(RATES)
-    served = {name: Served(*RATES[name]) for name in names}
+    repeated = {name: Repeated(*RATES[name]) for name in names}
     runs: dict[str, list[tuple[float, Run]]] = {name: [] for name in names}
     for _ in track(range(args.repeats), "rounds", console=console):
         for name in names:  # one after the other, so that noise hits all alike
-            runs[name].append(served[name].once())
+            runs[name].append(repeated[name].once())
     rows: dict[str, dict[str, Any]] = {}
     for name, of in runs.items():
         seconds, run = min(of, key=lambda each: each[0])
-        results = run.told(served[name].probe.budgets)
+        results = run.told(repeated[name].probe.budgets)
         rows[name] = {
-            "mode": str(served[name].probe.mode),
+            "mode": str(repeated[name].probe.mode),
             "rate": RATES[name][1],
-            "requests": served[name].requests,
-            "cpu_us_per_request": seconds / served[name].requests * 1e6,
+            "requests": repeated[name].requests,
+            "cpu_us_per_request": seconds / repeated[name].requests * 1e6,
             "within_budgets": results["within budgets"],
             "ranking_p99_ms": results["ranking P99"],
             "device_busy": run.device_busy,

@@ -16,23 +16,22 @@ from rich.progress import track
 from rich.table import Table
 
 from common import write_result
-from headline_plan import probe_at
-from relaygr.serving.modes import Mode
-from trigger import measured
+from headline_plan import measured, probe_at
+from relaygr.serving.modes import COMPARED, Mode
 
-MODES = (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)
+ROW = "dlrmv3"
 TIMES = (0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 SEEDS = (1, 2)
 
 
 def limit(mode: Mode) -> float:
     """Where the simulator has seen the mode's limit."""
-    _, row, plan = measured()
+    _, row, plan = measured(ROW)
     return plan.guesses[row.name][mode]
 
 
 def one(mode: Mode, times: float, seed: int) -> dict[str, Any]:
-    group, row, plan = measured()
+    group, row, plan = measured(ROW)
     device = plan.measured(row, group.candidates, mode)
     probe = probe_at(row, group, device, mode, times * limit(mode), plan.n[row.name])
     run = device.run(replace(probe, workload=replace(probe.workload, seed=seed)))
@@ -48,7 +47,7 @@ def main() -> None:
         told_before = json.loads(args.before.read_text())
         before = {"commit": told_before["commit"], "rows": told_before["figures"]["rows"]}
     console = Console()
-    jobs = [(mode, times, seed) for mode in MODES for times in TIMES for seed in SEEDS]
+    jobs = [(mode, times, seed) for mode in COMPARED for times in TIMES for seed in SEEDS]
     with ProcessPoolExecutor() as pool:
         asked = [pool.submit(one, *job) for job in jobs]
         told = [each.result() for each in track(asked, "simulations", console=console)]
@@ -56,7 +55,7 @@ def main() -> None:
     for heading in ("mode", "of its limit", "requests/s", "answered/s", "refused", "late"):
         table.add_column(heading)
     rows = []
-    for mode in MODES:
+    for mode in COMPARED:
         for times in TIMES:
             of = [result for job, result in zip(jobs, told, strict=True) if job[:2] == (mode, times)]
             whole, refused, late = (sum(each[key] for each in of) for key in ("requests", "refused", "late"))

@@ -29,8 +29,7 @@ from ray import serve
 from rich.console import Console
 from rich.table import Table
 
-from common import percentile, write_result
-from relaygr import History
+from common import history_of, percentile, write_result
 from relaygr.cluster.haproxy import HaproxyConfig, haproxy
 from relaygr.cluster.ray.application import APP, INSTANCE, QUIET
 from relaygr.cluster.ray.directory import directory
@@ -154,7 +153,7 @@ def behind_serve_s_haproxy(file: Path) -> None:
 def messages() -> tuple[list[bytes], list[bytes]]:
     """Ranks with whole histories, to begin with, and with the newest behaviours, as gateways send them."""
     draw = np.random.default_rng(0)
-    known = History(draw.integers(0, 1000, LENGTH), draw.integers(0, 16, LENGTH), np.arange(LENGTH) * 60)
+    known = history_of(draw, LENGTH, 1000)
     whole: list[bytes] = []
     newest: list[bytes] = []
     for user in range(USERS):

@@ -4,7 +4,6 @@ Writes results/sensitivity-simulated.json: by condition and value, the highest r
 the budgets, and their ratios. A simulation: the device and the network are not there.
 """
 
-import json
 import multiprocessing
 import os
 import time
@@ -14,18 +13,17 @@ from typing import Any
 
 from rich.console import Console
 
-from common import RESULTS, commit
-from headline_plan import Plan
+from common import result_of, write_result
+from headline_plan import measured
 from relaygr.config import EngineConfig
+from relaygr.lab.device import Device
 from relaygr.lab.limits import guess_rate
 from relaygr.lab.outcome import Budgets
-from relaygr.lab.probe import Device, Probe
-from relaygr.lab.tuning import Tuning
+from relaygr.lab.probe import Probe
 from relaygr.lab.workload import STAGE_SPREAD, Workload
-from relaygr.serving.modes import Mode
+from relaygr.serving.modes import COMPARED, Mode
 
 WORKERS = len(os.sched_getaffinity(0))
-MODES = (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)
 BUDGETS = Budgets(50.0, 200.0)
 BASE = Workload(
     1.0, 1.0, "reuse", reuse=0.875, gap_s=5.0, lengths="32768", longest=1 << 24, candidates=512, past_s=16.0,
@@ -33,7 +31,7 @@ BASE = Workload(
 )  # fmt: skip
 CONFIG = EngineConfig(device_cache="116GiB", host_cache="84GiB", max_history=140_000)
 MEASURED = "d512"
-COSTS = "headline-h200-plan-d512.json"
+ROW = "refresh-32k"
 console = Console(stderr=True)
 
 
@@ -73,9 +71,8 @@ def points() -> list[Point]:
 def device_of(shape: str) -> Device:
     """As it was measured for `d512`, put right by what a rank took there; other shapes in proportion, by what
     pre-inference and ranks of 8,192 behaviours took of each."""
-    plan = Plan.load(RESULTS / COSTS)
-    n, whole, _ = plan.unloaded["refresh-32k"]
-    device = replace(plan.device.slower(whole / 1e3 / plan.device.full_s(n, BASE.candidates)), config=CONFIG)
+    group, row, plan = measured(ROW)
+    device = replace(plan.measured(row, group.candidates), config=CONFIG)
     if shape == MEASURED:
         return device
     costs = device.costs
@@ -94,13 +91,13 @@ def device_of(shape: str) -> Device:
 
 def times(shape: str, call: str) -> float:
     """Milliseconds on the device, measured."""
-    calls = json.loads((RESULTS / "engine-h200.json").read_text())["calls"]
+    calls = result_of("engine-h200")["calls"]
     (found,) = (one for one in calls if (one["shape"], one["n"], one["call"]) == (shape, 8192, call))
     return float(found["device_ms"])
 
 
 def dims() -> dict[str, int]:
-    shapes = json.loads((RESULTS / "engine-h200.json").read_text())["inputs"]["shapes"]
+    shapes = result_of("engine-h200")["inputs"]["shapes"]
     return {name: given["layers"] * given["dim"] for name, given in shapes.items()}
 
 
@@ -120,11 +117,10 @@ def highest(point: Point, mode: Mode) -> Limit | None:
     def at(mode: Mode, rate: float) -> Probe:
         requests = 2000 if mode is Mode.FULL else 500
         load = replace(point.workload, rate=float(f"{rate:.3g}"), seconds=max(requests / rate, 2.0))
-        return Probe(mode, load, BUDGETS, Tuning.of(BUDGETS, mode, device.costs.step, alone_s))
+        return device.probe(mode, load, BUDGETS, longest)
 
     quantiles = point.workload.length_quantiles
     shortest, longest = (int(quantiles.points[end][1]) for end in (0, -1))
-    alone_s = device.full_s(longest, point.workload.candidates)
     returning = point.workload.reuse > 0
     found = guess_rate(device, at, mode, quantiles.mean, point.workload.candidates, returning=returning)
     run = device.run(at(mode, found))
@@ -135,6 +131,20 @@ def highest(point: Point, mode: Mode) -> Limit | None:
 
 
 def main() -> None:
+    _, _, plan = measured(ROW)
+    inputs = {
+        "simulated": True,
+        "costs": plan.path.name,
+        "budgets_ms": [BUDGETS.ranking_ms, BUDGETS.pipeline_ms],
+        "memory": [CONFIG.device_cache, CONFIG.host_cache],
+        "base": {
+            "reuse": BASE.reuse,
+            "gap_s": BASE.gap_s,
+            "lengths": int(BASE.lengths),
+            "candidates": BASE.candidates,
+            "stages_ms": [BASE.retrieval_ms, BASE.pre_processing_ms],
+        },
+    }
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(max_workers=WORKERS, mp_context=multiprocessing.get_context("spawn")) as pool:
         begun: dict[tuple[Point, Mode], Future[Limit | None]] = {}
@@ -148,7 +158,7 @@ def main() -> None:
                 begun[point, mode] = pool.submit(highest, point, mode)
             return begun[point, mode]
 
-        for point, answers in [(point, [asked(point, mode) for mode in MODES]) for point in points()]:
+        for point, answers in [(point, [asked(point, mode) for mode in COMPARED]) for point in points()]:
             limits = dict(zip(("full", "cache", "relay"), (answer.result() for answer in answers), strict=True))
             rates = {name: None if limit is None else limit.rate for name, limit in limits.items()}
             full, cache, relay = rates.values()
@@ -163,22 +173,7 @@ def main() -> None:
                 }
             )
             console.print(f"{point.condition} {point.value}: {full} {cache} {relay}/s {time.ctime()}")
-            result = {
-                "simulated": True,
-                "costs": COSTS,
-                "commit": commit(),
-                "budgets_ms": [BUDGETS.ranking_ms, BUDGETS.pipeline_ms],
-                "memory": [CONFIG.device_cache, CONFIG.host_cache],
-                "base": {
-                    "reuse": BASE.reuse,
-                    "gap_s": BASE.gap_s,
-                    "lengths": int(BASE.lengths),
-                    "candidates": BASE.candidates,
-                    "stages_ms": [BASE.retrieval_ms, BASE.pre_processing_ms],
-                },
-                "rows": rows,
-            }
-            (RESULTS / "sensitivity-simulated.json").write_text(json.dumps(result, indent=1) + "\n")
+            write_result("sensitivity-simulated", inputs, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from common import percentile, write_result
+from common import history_of, percentile, write_result
 from relaygr import History
 from relaygr.cascade import PipelineConfig
 from relaygr.lab.servers import Servers, serving
@@ -243,7 +243,7 @@ async def frontend(folder: Path) -> dict[str, Any]:
     """Rank requests a second, and the processor time of each process for one."""
     draw = np.random.default_rng(0)
     n, users = FRONTEND_HISTORY, [f"user-{number}" for number in range(16)]
-    history = History(draw.integers(0, 1000, n), draw.integers(0, 16, n), np.arange(n) * 60)
+    history = history_of(draw, n, 1000)
     items = [draw.integers(0, 10_000, FRONTEND_CANDIDATES) for _ in users]
     async with instance(folder) as (address, *servers):
         client = HttpClient.to(address)

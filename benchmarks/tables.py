@@ -264,25 +264,26 @@ def soak() -> str:
 def sensitivity() -> str:
     """Simulated: the highest rates within the budgets, one condition changed at a time."""
     result = result_of("sensitivity-simulated")
-    base = result["base"]
+    inputs, rows = result["inputs"], result["figures"]["rows"]
+    base = inputs["base"]
     lines = [
         "| condition | | `full`/s | `cache`/s | relay/s | against `full` | against `cache` |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in result["rows"]:
+    for row in rows:
         rates = [maybe(row["rates"][mode], ".1f") for mode in ("full", "cache", "relay")]
         ratios = [maybe(row[f"against_{mode}"], ".2f", "×") for mode in ("full", "cache")]
         lines.append("| " + " | ".join((row["condition"], row["value"], *rates, *ratios)) + " |")
-    stages, (ranking, pipeline) = " + ".join(f"{ms:g}" for ms in base["stages_ms"]), result["budgets_ms"]
+    stages, (ranking, pipeline) = " + ".join(f"{ms:g}" for ms in base["stages_ms"]), inputs["budgets_ms"]
     lines += [
         "",
         f"Base: `d512`, {base['lengths']:,} behaviours, {base['candidates']} candidates, reuse {base['reuse']}, gaps "
         f"of {base['gap_s']:g} s, stages of {stages} ms, budgets {ranking:g} / {pipeline:g} ms, "
-        f"{' and '.join(result['memory'])} of memory, at {result['commit'][:7]}. Rates are within 7% of the "
+        f"{' and '.join(inputs['memory'])} of memory, at {result['commit'][:7]}. Rates are within 7% of the "
         "simulator's limits for one set of arrivals, of 2,000 requests for `full` and 500 for the others, or of two "
         "seconds.",
     ]
-    if any(row["condition"] == "model" for row in result["rows"]):
+    if any(row["condition"] == "model" for row in rows):
         lines[-1] += " Other models: costs in proportion to what their calls of 8,192 behaviours took."
     return "\n".join(lines)
 

@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from common import RESULTS, write_result
-from headline_plan import Group, Plan, Row, on_gpu, probe_at
+from common import write_result
+from headline_plan import measured, probe_at
 from relaygr.lab.outcome import Budgets
 from relaygr.lab.tuning import Tuning
 from relaygr.relay import TriggerConfig
 from relaygr.serving.modes import Mode
 
+ROW = "dlrmv3"
 RATES = (430.0, 482.0, 540.0)
 GAINS = (2.0, 1.0, 0.5, 0.2)
 SEEDS = range(10, 14)
@@ -42,16 +43,9 @@ class Gaining(Tuning):
         return replace(super().trigger(budgets), min_gain_ms=self.min_gain_ms)
 
 
-def measured() -> tuple[Group, Row, Plan]:
-    """The headline's row, and what was measured for it."""
-    group = next(each for each in on_gpu("cuda") if each.name == "dlrmv3")
-    row = next(row for row in group.rows if row.name == "dlrmv3")
-    return group, row, Plan.load(RESULTS / "headline-h200-plan-dlrmv3.json")
-
-
 def one(way: Way, rate: float, seed: int) -> dict[str, Any]:
     _, mode, gain = way
-    group, row, plan = measured()
+    group, row, plan = measured(ROW)
     probe = probe_at(row, group, plan.device, mode, rate, plan.n[row.name])
     tuning = Gaining(**asdict(probe.tuning), min_gain_ms=gain)
     probe = replace(probe, tuning=tuning).at(rate=rate, requests=500)
@@ -88,7 +82,7 @@ def main() -> None:
             f"{each['signalled']:.0%}",
         )  # fmt: skip
     console.print(table)
-    group, row, plan = measured()
+    group, row, plan = measured(ROW)
     n, costs = plan.n[row.name], plan.device.costs
     saves_ms = 1e3 * (costs.token * n + costs.pair * n * (n + 1) / 2)
     inputs = {"n": n, "candidates": group.candidates, "prefix_saves_ms": saves_ms, "costs": asdict(costs)}

@@ -15,9 +15,9 @@ from headline_plan import Plan, on_gpu, probe_at
 from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
 from relaygr.lab.bench import Bench
+from relaygr.lab.device import Device
 from relaygr.lab.limits import Found
-from relaygr.lab.probe import Device
-from relaygr.serving.modes import Mode
+from relaygr.serving.modes import COMPARED, Mode
 
 
 def arguments(out: Path, device: str = "cuda") -> argparse.Namespace:
@@ -121,5 +121,5 @@ def test_what_was_measured_on_a_gpu_is_simulated_elsewhere(tmp_path: Path) -> No
     Plan(path, device, {"half-10": 256}, {}, {"half-10": (256, 5.0, 5.5)}).save()
     asyncio.run(searched.run())
     guesses = Plan.load(path).guesses["half-10"]
-    assert set(guesses) == {mode.value for mode in headline.SEARCHED}
+    assert set(guesses) == {mode.value for mode in COMPARED}
     assert all(rate > 0 for rate in guesses.values())

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from relaygr.cli.lab import lab
 from relaygr.history import LmdbStore
-from relaygr.lab.probe import ProbeFile
+from relaygr.lab.probe_file import ProbeFile
 from relaygr.lab.trace import Trace
 
 RECORDED = "user,at,length\na,0,1500\na,3,1504\nb,1,900\n"

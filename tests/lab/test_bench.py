@@ -13,8 +13,10 @@ from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, Simulate
 from relaygr.errors import InvalidInput
 from relaygr.history.quantiles import Quantiles
 from relaygr.lab.bench import Bench
+from relaygr.lab.device import Device
 from relaygr.lab.outcome import Budgets, Run
-from relaygr.lab.probe import Device, Probe, ProbeFile, Start
+from relaygr.lab.probe import Probe
+from relaygr.lab.probe_file import ProbeFile, Start
 from relaygr.lab.recorded import Recorded
 from relaygr.lab.records import Record, load_records, save_records
 from relaygr.lab.standing import StandingExecutor

@@ -8,7 +8,8 @@ import pytest
 
 from relaygr.lab.limits import Limits, OutOfTime
 from relaygr.lab.outcome import Budgets
-from relaygr.lab.probe import Probe, ProbeFile
+from relaygr.lab.probe import Probe
+from relaygr.lab.probe_file import ProbeFile
 from relaygr.lab.tuning import Tuning
 from relaygr.lab.workload import Workload
 from relaygr.serving.modes import Mode

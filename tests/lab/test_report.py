@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 from relaygr.cli import app
 from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts
+from relaygr.lab.device import Device
 from relaygr.lab.outcome import Budgets
-from relaygr.lab.probe import Device, Probe, ProbeFile, Start
+from relaygr.lab.probe import Probe
+from relaygr.lab.probe_file import ProbeFile, Start
 from relaygr.lab.recorded import Recorded
 from relaygr.lab.report import load_results, write_report
 from relaygr.lab.tuning import Tuning

@@ -1,7 +1,7 @@
 """A trace replayed on a simulated engine: open loop, the same each time, and each mode does what its name says."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from relaygr.cli import app
 from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts
+from relaygr.lab.device import Device
 from relaygr.lab.estimates import share_interval
 from relaygr.lab.histories import Histories
 from relaygr.lab.outcome import Budgets, Run
-from relaygr.lab.probe import Device, Probe
-from relaygr.lab.simulate import simulate
+from relaygr.lab.probe import Probe
 from relaygr.lab.trace import Trace
 from relaygr.lab.tuning import Tuning
 from relaygr.lab.workload import Workload
@@ -27,39 +27,47 @@ CONFIG = EngineConfig(device_cache="2GiB", host_cache="2GiB", max_history=4096)
 BUDGETS = Budgets(ranking_ms=12.0, pipeline_ms=200.0)
 
 
-def trace(rate: float = 30.0, *, reuse: float = 0.0, seconds: float = 4.0) -> Trace:
-    return Workload(rate, seconds, "reuse", reuse=reuse, gap_s=1.0, lengths="2000", candidates=64, past_s=4.0).trace()
+def load(rate: float = 30.0, *, reuse: float = 0.0, seconds: float = 4.0) -> Workload:
+    return Workload(rate, seconds, "reuse", reuse=reuse, gap_s=1.0, lengths="2000", candidates=64, past_s=4.0)
 
 
-def run(mode: Mode, requests: Trace, budgets: Budgets = BUDGETS) -> Run:
-    return simulate(COSTS, PAGE_BYTES, CONFIG, requests, mode, budgets, Tuning.of(budgets, mode))
+def run(mode: Mode, sent: Workload, budgets: Budgets = BUDGETS, *, config: EngineConfig = CONFIG) -> Run:
+    """All of the past is lived through."""
+    probe = Probe(mode, sent, budgets, Tuning.of(budgets, mode))
+    return Device(COSTS, PAGE_BYTES, config).run(probe, trace=probe.trace())
 
 
 def test_the_same_trace_gives_the_same_run() -> None:
-    requests = trace(reuse=0.5)
-    one, other = (run(Mode.RELAY_HOST_EXTEND, requests) for _ in range(2))
+    sent = load(reuse=0.5)
+    one, other = (run(Mode.RELAY_HOST_EXTEND, sent) for _ in range(2))
     assert one == other
-    assert one.requests == int((requests.at >= 0).sum())
+    assert one.requests == int((sent.trace().at >= 0).sum())
+
+
+def test_progress_is_told_of_every_request_of_the_past_too() -> None:
+    probe, told = Probe(Mode.FULL, load(), BUDGETS, Tuning.of(BUDGETS, Mode.FULL)), list[tuple[int, int]]()
+    Device(COSTS, PAGE_BYTES, CONFIG).run(probe, lambda done, of: told.append((done, of)), trace=probe.trace())
+    every = len(probe.trace())
+    assert told == [(done, every) for done in range(1, every + 1)]
 
 
 def test_in_full_nothing_is_kept_and_nothing_signalled() -> None:
-    found = run(Mode.FULL, trace(reuse=0.8), Budgets(100.0))
+    found = run(Mode.FULL, load(reuse=0.8), Budgets(100.0))
     assert set(found.paths) == {"FULL"}
     assert found.reused == 0.0
     assert found.pre_infer_share == 0.0
 
 
 def test_a_cache_serves_those_who_return() -> None:
-    found = run(Mode.CACHE, trace(reuse=0.8), Budgets(100.0))
+    found = run(Mode.CACHE, load(reuse=0.8), Budgets(100.0))
     assert found.reused == pytest.approx(0.8, abs=0.1)
     assert found.pre_infer_share == 0.0
 
 
 def test_what_comes_back_from_host_memory_is_told() -> None:
-    requests = trace(reuse=0.8)
     small = replace(CONFIG, device_cache="256MiB")
     found = [
-        simulate(COSTS, PAGE_BYTES, config, requests, Mode.CACHE, Budgets(100.0), Tuning.of(BUDGETS, Mode.CACHE))
+        run(Mode.CACHE, load(reuse=0.8), Budgets(100.0), config=config)
         for config in (CONFIG, small, replace(small, host_cache="0"))
     ]
     some, more, none = (each.told(Budgets(100.0))["reloaded"] for each in found)
@@ -67,12 +75,25 @@ def test_what_comes_back_from_host_memory_is_told() -> None:
     assert none == 0.0
 
 
+@dataclass(frozen=True)
+class Lived(Probe):
+    """Of whose past so much is lived through."""
+
+    seconds: float = 0.0
+
+    @property
+    def lived_s(self) -> float:
+        return self.seconds
+
+
 def refreshed(*, lived_s: float | None) -> Run:
     """A feed that some 200 users refresh every 2 to 6 s, where 128 of them fit."""
-    requests = Workload(50, 4, "reuse", reuse=0.95, gap_s=4.0, lengths="2000", candidates=64, past_s=30, new=0).trace()
+    sent = Workload(50, 4, "reuse", reuse=0.95, gap_s=4.0, lengths="2000", candidates=64, past_s=30, new=0)
     config = replace(CONFIG, host_cache="0")
-    tuning = Tuning.of(BUDGETS, Mode.RELAY)
-    return simulate(COSTS, PAGE_BYTES, config, requests, Mode.RELAY, BUDGETS, tuning, lived_s=lived_s)
+    if lived_s is None:
+        return run(Mode.RELAY, sent, config=config)
+    probe = Lived(Mode.RELAY, sent, BUDGETS, Tuning.of(BUDGETS, Mode.RELAY), seconds=lived_s)
+    return Device(COSTS, PAGE_BYTES, config).run(probe)
 
 
 def test_where_more_users_refresh_than_memory_holds_many_are_still_found() -> None:
@@ -111,8 +132,8 @@ def test_how_much_of_a_past_is_lived_through() -> None:
 
 
 def test_the_relay_ranks_newcomers_within_a_budget_that_full_inference_misses() -> None:
-    requests = trace(rate=15.0)
-    full, relay = run(Mode.FULL, requests), run(Mode.RELAY_HOST_EXTEND, requests)
+    sent = load(rate=15.0)
+    full, relay = run(Mode.FULL, sent), run(Mode.RELAY_HOST_EXTEND, sent)
     assert relay.reused == 0.0
     assert relay.holds(BUDGETS)
     assert not full.holds(BUDGETS)
@@ -121,7 +142,7 @@ def test_the_relay_ranks_newcomers_within_a_budget_that_full_inference_misses() 
 
 def test_what_fails_is_counted_and_not_timed() -> None:
     budgets = Budgets(30.0)
-    found = run(Mode.FULL, trace(rate=120.0, seconds=2.0), budgets)
+    found = run(Mode.FULL, load(rate=120.0, seconds=2.0), budgets)
     assert set(found.failed) == {"DeadlineExceeded", "Overloaded"}
     assert sum(found.failed.values()) > 0.1 * found.requests
     assert len(found.ranking_ms) + sum(found.failed.values()) == found.requests
@@ -130,12 +151,9 @@ def test_what_fails_is_counted_and_not_timed() -> None:
 
 
 def test_a_run_that_cannot_hold_any_more_is_ended_and_does_not_hold() -> None:
-    requests = trace(rate=120.0)
-    tuning = Tuning.of(BUDGETS, Mode.FULL)
-    whole, short = (
-        simulate(COSTS, PAGE_BYTES, CONFIG, requests, Mode.FULL, BUDGETS, tuning, hopeless=hopeless)
-        for hopeless in (False, True)
-    )
+    probe = Probe(Mode.FULL, load(rate=120.0), BUDGETS, Tuning.of(BUDGETS, Mode.FULL))
+    device = Device(COSTS, PAGE_BYTES, CONFIG)
+    whole, short = (device.run(probe, hopeless=hopeless) for hopeless in (False, True))
     assert short.cut_short
     assert not whole.cut_short
     assert short.requests < whole.requests / 2
@@ -167,7 +185,7 @@ def _files(folder: Path) -> tuple[str, str]:
     sizes = {"page_bytes": PAGE_BYTES, "device_pages": 400, "host_pages": 0}
     status = {**sizes, "cost_model": {"steps": [3e-4, 5e-6, 0, 1e-6, 0], "copies": [1e-4, 4e-5]}}
     (folder / "status.json").write_text(json.dumps(status))
-    trace(rate=10).save(folder / "trace.parquet")
+    load(rate=10).trace().save(folder / "trace.parquet")
     return str(folder / "trace.parquet"), str(folder / "status.json")
 
 

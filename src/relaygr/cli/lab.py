@@ -117,33 +117,29 @@ def simulate(
     seconds whether the relay is likely to pay on your traffic; what it says is a forecast, to be measured.
     """
     from relaygr.config import EngineConfig
+    from relaygr.lab.device import Device
     from relaygr.lab.outcome import Budgets
-    from relaygr.lab.probe import Device
-    from relaygr.lab.simulate import simulate as run
     from relaygr.lab.trace import Trace
-    from relaygr.lab.tuning import Tuning
 
     with errors("lab simulate"):
         modes = options.modes(mode)
         requests, told = Trace.load(trace), _told(costs)
-        prices, page_bytes = told.costs, told.page_bytes
+        longest = int(requests.length.max(initial=1))
         config = EngineConfig(
-            device_cache=device_cache or f"{told.device_pages * page_bytes}B",
-            host_cache=host_cache or f"{told.host_pages * page_bytes}B",
-            max_history=int(requests.length.max(initial=1)),
+            device_cache=device_cache or f"{told.device_pages * told.page_bytes}B",
+            host_cache=host_cache or f"{told.host_pages * told.page_bytes}B",
+            max_history=longest,
         )
-        budgets = Budgets(ranking_ms, pipeline_ms)
-        longest, most = int(requests.length.max(initial=1)), int(requests.candidates.max(initial=1))
+        device, budgets = Device(told.costs, told.page_bytes, config), Budgets(ranking_ms, pipeline_ms)
+        sent = Workload(1.0, 1.0, candidates=int(requests.candidates.max(initial=1)))
         runs = []
         with progress_bar() as bar:
             for each in modes:
                 task = bar.add_task(each.value, total=len(requests))
-                alone_s = Device(prices, page_bytes, config).full_s(longest, most)
-                tuning = Tuning.of(budgets, each, prices.step, alone_s)
+                probe = device.probe(each, sent, budgets, longest)
                 if target_ms is not None:
-                    tuning = replace(tuning, target_ms=target_ms)
-                found = run(prices, page_bytes, config, requests, each, budgets, tuning, options.advance(bar, task))
-                runs.append(found.told(budgets))
+                    probe = replace(probe, tuning=replace(probe.tuning, target_ms=target_ms))
+                runs.append(device.run(probe, options.advance(bar, task), trace=requests).told(budgets))
     if as_json:
         typer.echo(json.dumps({"budgets_ms": [ranking_ms, pipeline_ms], "simulated": True, "runs": runs}, indent=2))
         return

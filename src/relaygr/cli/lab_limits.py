@@ -20,9 +20,11 @@ from relaygr.lab.workload import STAGE_SPREAD, STAGES, Workload
 
 if TYPE_CHECKING:
     from relaygr.lab.bench import Bench
+    from relaygr.lab.device import Device
     from relaygr.lab.limits import Found
     from relaygr.lab.outcome import Budgets
-    from relaygr.lab.probe import Device, Probe, ProbeFile, Start
+    from relaygr.lab.probe import Probe
+    from relaygr.lab.probe_file import ProbeFile, Start
     from relaygr.serving.modes import Mode
 
 __all__ = ["EPILOG", "length", "slo"]
@@ -151,8 +153,7 @@ def length(
 
         def at(known: "Device") -> "Callable[[Mode, float], Probe]":
             def probe(each: "Mode", value: float) -> "Probe":
-                tuned = known.probe(each, base, budgets, int(value), served.name)
-                tuned = replace(tuned, tuning=tuned.tuning.one_at_a_time(budgets))
+                tuned = known.probe(each, base, budgets, int(value), served.name, one_at_a_time=True)
                 return tuned.at(length=max(128, int(value) // 128 * 128), requests=60)
 
             return probe
@@ -199,7 +200,7 @@ class _Search:
 
     async def run(self, probes: Path, modes: "list[Mode]") -> "tuple[Found, Start]":
         from relaygr.lab.limits import Limits
-        from relaygr.lab.probe import ProbeFile
+        from relaygr.lab.probe_file import ProbeFile
         from relaygr.serving.modes import Mode
 
         console = Console(stderr=True)
@@ -225,7 +226,7 @@ class _Search:
 
     async def _start(self, bench: "Bench", file: "ProbeFile", modes: "list[Mode]") -> "Start":
         """Where it began before, or begins now; with the guesses of all these modes."""
-        from relaygr.lab.probe import Start
+        from relaygr.lab.probe_file import Start
 
         start = file.start(self.key) or Start(await bench.measure(), {})
         missing = [each for each in modes if each not in start.guesses]

@@ -124,12 +124,12 @@ def with_own(workload: Workload, recorded: Path | None, lengths: str | None) -> 
 def modes(names: list[str] | None) -> "list[Mode]":
     """Those of these names; not given, the three that are compared."""
     from relaygr.errors import InvalidInput
-    from relaygr.serving.modes import Mode
+    from relaygr.serving.modes import COMPARED, Mode
 
     unknown = [name for name in names or () if name not in list(Mode)]
     if unknown:
         raise InvalidInput("mode", f"is {unknown[0]!r}; choose from {', '.join(Mode)}")
-    return [Mode(name) for name in names or (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)]
+    return [Mode(name) for name in names or COMPARED]
 
 
 def advance(bar: Progress, task: TaskID) -> Callable[[int, int], None]:

@@ -11,10 +11,11 @@ from relaygr.engine.simulated import SimulatedCosts
 from relaygr.engine.step import Executor, Model
 from relaygr.engine.torch_executor import TorchExecutor
 from relaygr.errors import InvalidInput
+from relaygr.lab.device import Device
 from relaygr.lab.histories import Histories
 from relaygr.lab.oracle import check
 from relaygr.lab.outcome import Run
-from relaygr.lab.probe import Device, Probe
+from relaygr.lab.probe import Probe
 from relaygr.lab.run import Sample, replay
 from relaygr.lab.standing import StandingExecutor
 from relaygr.lab.trace import Trace

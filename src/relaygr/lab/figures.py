@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from relaygr.errors import InvalidInput
+from relaygr.lab.outcome import Moment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,19 +105,19 @@ def bars(name: str, title: str, shares: Mapping[str, Mapping[str, float]]) -> Ch
     return Chart(name, title, figure)
 
 
-def over_time(name: str, title: str, moments: Sequence[Sequence[float]]) -> Chart:
+def over_time(name: str, title: str, moments: Sequence[Moment]) -> Chart:
     """Memory, and the device's work, during one probe."""
     figure, axes = _axes(title)
-    seconds = [moment[0] for moment in moments]
+    seconds = [moment.at for moment in moments]
     lines = (
-        ("device memory used", 1, "#1f6f8b", "-"),
-        ("device memory leased", 2, "#1f6f8b", ":"),
-        ("host memory used", 3, "#c9962c", "-"),
-        ("device busy", 4, "#444444", "-"),
-        ("of that pre-inference", 5, "#b3432b", "--"),
+        ("device memory used", [moment.device_used for moment in moments], "#1f6f8b", "-"),
+        ("device memory leased", [moment.device_pinned for moment in moments], "#1f6f8b", ":"),
+        ("host memory used", [moment.host_used for moment in moments], "#c9962c", "-"),
+        ("device busy", [moment.busy for moment in moments], "#444444", "-"),
+        ("of that pre-inference", [moment.pre_infer for moment in moments], "#b3432b", "--"),
     )
-    for label, column, colour, style in lines:
-        axes.plot(seconds, [moment[column] for moment in moments], style, color=colour, linewidth=1.3, label=label)
+    for label, shares, colour, style in lines:
+        axes.plot(seconds, shares, style, color=colour, linewidth=1.3, label=label)
     axes.set_ylim(0, 1.05)
     axes.set_xlabel("seconds")
     axes.set_ylabel("share")

@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from relaygr.errors import RelayError
 from relaygr.lab.bench import Bench
+from relaygr.lab.device import Device
 from relaygr.lab.outcome import SUCCESS, Budgets
-from relaygr.lab.probe import Device, Probe, ProbeFile
+from relaygr.lab.probe import Probe
+from relaygr.lab.probe_file import ProbeFile
 from relaygr.lab.search import bracket, climb, half_step, interleave
 from relaygr.serving.modes import Mode
 

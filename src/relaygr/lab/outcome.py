@@ -67,16 +67,19 @@ class Run:
     """The same, with pre-inference."""
     reloaded: float | None = None
     """How many prefixes were brought back from host memory for each request. None: not known."""
-    cut_short: bool = False
-    """Whether it was ended because too many had failed for it to hold."""
-    planned: int = 0
-    """Requests that were to be sent, where it was cut short."""
+    planned: int | None = None
+    """Requests that were to be sent, where it was cut short. None: all were."""
     behind_ms: float | None = None
     """How late the sender itself was, at P99: what it could not do in time is not the engine's. None: not known."""
 
     @property
     def requests(self) -> int:
         return len(self.records)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether it was ended because too many had failed for it to hold."""
+        return self.planned is not None
 
     @property
     def ranking_ms(self) -> list[float]:
@@ -113,8 +116,8 @@ class Run:
         ranking, pipeline, requests = self.ranking_ms, self.pipeline_ms, self.requests
         failed = requests - len(ranking)
         interval = share_interval(failed, requests)
-        if self.cut_short:  # it ended with a failure: those that were not sent might all have been answered
-            interval = share_interval(failed, max(self.planned, requests))[0], interval[1]
+        if self.planned is not None:  # it ended with a failure: those that were not sent might all have been answered
+            interval = share_interval(failed, self.planned)[0], interval[1]
         precision, recall = self.trigger()
         return {
             "mode": self.mode.value,

@@ -1,24 +1,16 @@
-"""One probe: some traffic in one mode, under budgets; and the file that keeps what came of each."""
+"""One probe: some traffic in one mode, under budgets."""
 
 import json
-import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
-from relaygr.config import EngineConfig
-from relaygr.engine.simulated import SimulatedCosts
-from relaygr.errors import InvalidInput
-from relaygr.lab.outcome import Budgets, Run
-from relaygr.lab.outputs import checked_file
-from relaygr.lab.simulate import simulate
+from relaygr.lab.outcome import Budgets
 from relaygr.lab.trace import Trace
 from relaygr.lab.tuning import Tuning
 from relaygr.lab.workload import Workload
 from relaygr.serving.modes import Mode
 
-__all__ = ["Device", "Probe", "ProbeFile", "Start"]
+__all__ = ["Probe"]
 
 _SECONDS: Final = (5.0, 30.0)
 """Of a probe at least and at most."""
@@ -75,119 +67,3 @@ class Probe:
         if self.lived_s != _LIVED_S:  # files from when it was always that are still right where it is
             told["lived_s"] = self.lived_s
         return json.dumps(told | ({"engine": self.engine} if self.engine else {}), sort_keys=True)
-
-
-@dataclass(frozen=True)
-class Device:
-    """What a simulation needs to know of a device, all of it measured."""
-
-    costs: SimulatedCosts
-    page_bytes: int
-    config: EngineConfig
-
-    @staticmethod
-    def of(told: dict[str, Any]) -> "Device":
-        """From plain values, as `asdict` makes them."""
-        return Device(SimulatedCosts(**told["costs"]), told["page_bytes"], EngineConfig(**told["config"]))
-
-    def slower(self, factor: float) -> "Device":
-        """Where steps take so many times as long as the profile said."""
-        steps = ("step", "token", "pair", "candidate", "candidate_pair")
-        return replace(self, costs=replace(self.costs, **{name: factor * getattr(self.costs, name) for name in steps}))
-
-    def full_s(self, length: int, candidates: int) -> float:
-        """What computing in full takes by itself."""
-        costs = self.costs
-        pairs = length * (length + 1) / 2
-        scoring = candidates * (costs.candidate + costs.candidate_pair * length)
-        return costs.step + costs.token * length + costs.pair * pairs + scoring
-
-    def length_for(self, seconds: float, candidates: int) -> int:
-        """The longest history that takes no longer than that in full."""
-        low, high = 1, 1 << 24
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.full_s(middle, candidates) <= seconds else (low, middle - 1)
-        return low
-
-    def probe(self, mode: Mode, workload: Workload, budgets: Budgets, length: int, engine: str = "") -> Probe:
-        """Tuned for histories of this length."""
-        alone_s = self.full_s(length, workload.candidates)
-        return Probe(mode, workload, budgets, Tuning.of(budgets, mode, self.costs.step, alone_s), engine)
-
-    def simulate(self, probe: Probe) -> dict[str, Any]:
-        """What the probe would tell, by the simulator."""
-        return self.run(probe, hopeless=True).told(probe.budgets)
-
-    def run(self, probe: Probe, *, hopeless: bool = False) -> Run:
-        """What would become of the probe's requests, by the simulator. See `replay`."""
-        return simulate(
-            self.costs, self.page_bytes, self.config, probe.trace(), probe.mode, probe.budgets, probe.tuning,
-            lived_s=probe.lived_s, hopeless=hopeless,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a search begins: measured and simulated once, since it would not come out the same again."""
-
-    device: Device
-    guesses: dict[str, float]
-    """By mode."""
-
-
-class ProbeFile:
-    """One line of JSON for each probe, written when it is done: a search that was ended goes on where it was.
-
-    Where it began is a line, too.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._told: dict[str, dict[str, Any]] = {}
-        self._starts: dict[str, Start] = {}
-        for number, line in enumerate(_text(path).splitlines(), 1):
-            try:
-                row = json.loads(line)
-                if "search" in row:
-                    self._starts[row["search"]] = Start(Device.of(row["device"]), row["guesses"])
-                    continue
-                self._told[json.dumps(row["probe"], sort_keys=True)] = row
-            except (ValueError, KeyError, TypeError) as error:
-                raise InvalidInput("probes", f"line {number} of {path} is no probe: {error}") from error
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._told.values())
-
-    def find(self, probe: Probe) -> dict[str, Any] | None:
-        """What came of this very probe, if it was run before."""
-        row = self._told.get(probe.key)
-        return None if row is None else row["told"]
-
-    def add(self, probe: Probe, told: dict[str, Any], **more: Any) -> None:
-        row = {"probe": json.loads(probe.key), "told": told, **more}
-        self._told[probe.key] = row
-        self._write(row)
-
-    def start(self, search: str) -> Start | None:
-        """Where this very search began, if it did before."""
-        return self._starts.get(search)
-
-    def begin(self, search: str, start: Start) -> None:
-        self._starts[search] = start
-        self._write({"search": search, **asdict(start)})
-
-    def _write(self, row: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def _text(path: Path) -> str:
-    """What is in the file; nothing where there is none yet."""
-    checked_file("probes", path)
-    try:
-        return path.read_text(encoding="utf-8") if path.exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("probes", f"cannot be read: {error}") from error

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from relaygr.errors import InvalidInput
 from relaygr.lab.figures import Chart, against, bars, over_time
+from relaygr.lab.outcome import Moment
 from relaygr.lab.outputs import checked_folder
-from relaygr.lab.probe import ProbeFile
+from relaygr.lab.probe_file import ProbeFile
 
 __all__ = ["Results", "load_results", "write_report"]
 
@@ -171,7 +172,7 @@ def _charts(name: str, probes: Sequence[dict[str, Any]]) -> list[Chart]:
     if relay.get("moments"):
         load = relay["probe"]["workload"]
         title = f"{name}: the relay at {load['rate']:g}/s of {load['lengths']}"
-        charts.append(over_time(f"{slug}-time", title, relay["moments"]))
+        charts.append(over_time(f"{slug}-time", title, [Moment(*each) for each in relay["moments"]]))
     return charts
 
 

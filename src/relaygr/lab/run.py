@@ -61,14 +61,14 @@ async def replay(
     sampled: int = 0,
     hopeless: bool = False,
 ) -> Run:
-    """Send every request of the trace at its time. The engine is configured for the mode by the caller.
+    """Send every request of the trace at its time. The caller has configured the engine for the mode, and prepared the
+    histories for the trace.
 
     `hopeless`: end as soon as more requests have failed than may, whatever becomes of the others.
 
     `lived_s`: of the past but its last seconds, so many, what its users would have left is computed as fast as can be,
     in the order of their last requests, rather than lived through. Into `samples` go about `sampled` answers.
     """
-    histories.prepare(trace.user, trace.length)
     driver = _Driver(engine, trace, mode, budgets, trigger, histories, samples, sampled)
     first = 0
     if lived_s is not None:
@@ -167,7 +167,8 @@ class _Driver:
         self._budgets = budgets
         self._trigger = Trigger(trigger)
         self._run = Run(mode)
-        self._report: SlotReport | None = None
+        self._version: int | None = None
+        """Of the costs that the trigger has heard."""
         self._histories = histories
         self._samples = samples
         self._every = max(1, int((trace.at >= 0).sum()) // sampled) if sampled else 0
@@ -178,7 +179,7 @@ class _Driver:
         self.may_fail = (1 - SUCCESS) * self._planned
 
     def cut_short(self) -> None:
-        self._run.cut_short, self._run.planned = True, self._planned
+        self._run.planned = self._planned
 
     async def request(self, index: int, start: float) -> None:
         """One request, from its arrival to its answer."""
@@ -268,10 +269,11 @@ class _Driver:
         """What the trigger and then admission say, and on what; what is admitted is begun."""
         engine, now = self._engine, self._engine.clock.now()
         wait_ms, version = engine.pulse()
-        if self._report is None or self._report.version != version:
-            steps = engine.status().cost_model["steps"]
-            self._report = SlotReport(version, steps, wait_ms)
-        self._trigger.hear(_SLOT, SlotReport(version, self._report.coefficients, wait_ms), now)
+        if version != self._version:
+            self._version = version
+            self._trigger.hear(_SLOT, SlotReport(version, engine.status().cost_model["steps"], wait_ms), now)
+        else:
+            self._trigger.hear_wait(_SLOT, wait_ms, now)
         verdict = self._trigger.decide(_SLOT, shape, now)
         if verdict.decision is not Decision.ADMIT:
             return verdict.decision, verdict.forecast

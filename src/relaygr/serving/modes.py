@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from relaygr.config import EngineConfig, OnMiss
 from relaygr.errors import InvalidInput
 from relaygr.relay import RouterConfig, TriggerConfig, TriggerMode
 from relaygr.shown import shown
 
-__all__ = ["Mode", "RelaySettings"]
+__all__ = ["COMPARED", "Mode", "RelaySettings"]
 
 
 class Mode(StrEnum):
@@ -56,6 +57,10 @@ class Mode(StrEnum):
     def router(self, config: RouterConfig) -> RouterConfig:
         """A gateway's router in this mode."""
         return replace(config, affinity=self is not Mode.RANDOM_ROUTING)
+
+
+COMPARED: Final = (Mode.FULL, Mode.CACHE, Mode.RELAY_HOST_EXTEND)
+"""The relay, and what it has to beat."""
 
 
 @dataclass(frozen=True)
