@@ -100,7 +100,8 @@ def test_a_trace_is_written_of_the_lengths_of_a_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--recorded", "missing.csv"], "recorded: cannot be read"),
+        (["--recorded", "missing.csv"], "recorded: missing.csv does not exist"),
+        (["--lengths", "abc"], "ml-1m, recorded, store:FOLDER, store:redis://host:6379/0"),
         (["--lengths", "store:missing"], "lengths: missing is no folder with a store"),
         (["--lengths", "recorded"], "lengths: "),
         (["--gap-s", "3"], "gap_s: "),

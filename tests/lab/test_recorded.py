@@ -290,30 +290,30 @@ def test_what_is_drawn_is_all_of_every_copy_that_is_seen(
 
 
 @pytest.mark.parametrize(
-    ("text", "field"),
+    ("text", "said"),
     [
-        ("who,at\na,1\n", "user"),
-        ("user,when\na,1\n", "at"),
-        ("user,at\na,soon\n", "at"),
-        ("user,at\na,1\nb,\n", "at"),
-        ("user,at\na,1\n,2\n", "user"),
-        ('user,at\na,1\n"",2\n', "user"),
-        ("user,at\n", "recorded"),
-        ("user,at,length\na,1,-3\n", "length"),
-        ("user,at,length\na,1,2.5\n", "length"),
-        ("user,at,length\na,1,long\n", "length"),
-        ("", "recorded"),
+        ("who,at\na,1\n", "has no column 'user'; "),
+        ("user,when\na,1\n", "has no column 'at'; "),
+        ("user,at\na,soon\n", "column 'at' of "),
+        ("user,at\na,1\nb,\n", "has no 'at' in 1 rows"),
+        ("user,at\na,1\n,2\n", "has no 'user' in 1 rows"),
+        ('user,at\na,1\n"",2\n', "has no 'user' in 1 rows"),
+        ("user,at\n", "must have"),
+        ("user,at,length\na,1,-3\n", "length must not"),
+        ("user,at,length\na,1,2.5\n", "length must be"),
+        ("user,at,length\na,1,long\n", "column 'length' of "),
+        ("", "cannot be read"),
     ],
 )
-def test_files_that_do_not_say_who_came_when_are_refused_by_name(tmp_path: Path, text: str, field: str) -> None:
+def test_files_that_do_not_say_who_came_when_are_refused_with_the_column(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "r.csv").write_text(text)
-    with pytest.raises(InvalidInput, match=f"^{field}: "):
+    with pytest.raises(InvalidInput, match=f"^recorded: {said}"):
         Recorded.read(tmp_path / "r.csv")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for name in ("r.csv", "r.parquet"):
-        with pytest.raises(InvalidInput, match=r"^recorded: cannot be read"):
+        with pytest.raises(InvalidInput, match=r"^recorded: .* does not exist$"):
             Recorded.read(tmp_path / name)
 
 

@@ -46,7 +46,7 @@ class Recorded:
     def read(path: Path) -> "Recorded":
         """From a CSV (.csv, .csv.gz) or Parquet file with the columns user and at, and length where there is one.
 
-        `at` is in seconds, from anywhere, or a date and time. Raises InvalidInput naming the column.
+        `at` is in seconds, from anywhere, or a date and time. Raises InvalidInput that tells the column.
         """
         table = _table(path)
         lengths = "length" in table.column_names
@@ -126,9 +126,9 @@ def stored_lengths(name: str) -> Quantiles:
 def _lengths(length: npt.ArrayLike, count: int) -> npt.NDArray[np.int64]:
     lengths = np.asarray(length)
     if lengths.shape != (count,) or not np.isfinite(lengths).all() or (lengths != np.rint(lengths)).any():
-        raise InvalidInput("length", "must be a whole number for each request")
+        raise InvalidInput("recorded", "length must be a whole number for each request")
     if lengths.min() < 0:
-        raise InvalidInput("length", "must not be negative")
+        raise InvalidInput("recorded", "length must not be negative")
     return np.maximum(lengths.astype(np.int64), 1)
 
 
@@ -137,6 +137,8 @@ def _table(path: Path) -> "pa.Table":
     import pyarrow.csv
     import pyarrow.parquet
 
+    if not path.exists():
+        raise InvalidInput("recorded", f"{path} does not exist")
     try:
         if path.name.lower().endswith((".csv", ".csv.gz")):
             missing = pyarrow.csv.ConvertOptions(null_values=[""], strings_can_be_null=True)  # users may be called NA
@@ -148,10 +150,10 @@ def _table(path: Path) -> "pa.Table":
 
 def _column(table: "pa.Table", name: str, path: Path) -> "pa.ChunkedArray":
     if name not in table.column_names:
-        raise InvalidInput(name, f"is no column of {path}; it has {', '.join(table.column_names)}")
+        raise InvalidInput("recorded", f"has no column {name!r}; {path} has {', '.join(table.column_names)}")
     column = table[name]
     if column.null_count:
-        raise InvalidInput(name, f"is missing in {column.null_count} rows of {path}")
+        raise InvalidInput("recorded", f"has no {name!r} in {column.null_count} rows of {path}")
     return column
 
 
@@ -169,4 +171,4 @@ def _numbers(column: "pa.ChunkedArray", name: str, path: Path) -> npt.NDArray[An
     try:
         return np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)
     except pa.ArrowException as error:
-        raise InvalidInput(name, f"of {path} must hold numbers: {error}") from error
+        raise InvalidInput("recorded", f"column {name!r} of {path} must hold numbers: {error}") from error

@@ -130,7 +130,7 @@ class Workload:
             points = ((0.0, short), (1 - share - 1e-9, short), (1 - share, long), (1.0, long))
             return Quantiles(points, "set directly", seen=False)
         if not self.lengths.isdigit() or int(self.lengths) < 1:
-            known = ", ".join(LENGTHS)
+            known = ", ".join((*LENGTHS, RECORDED, f"{STORE}:FOLDER", f"{STORE}:redis://host:6379/0"))
             raise InvalidInput(
                 "lengths", f'is {self.lengths!r}; write a number, two of them as "1024+32768@0.2", or one of {known}'
             )
