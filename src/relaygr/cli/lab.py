@@ -14,6 +14,7 @@ from relaygr.cli import lab_options as options
 from relaygr.cli.lab_limits import EPILOG, length, slo
 from relaygr.cli.lab_report import report
 from relaygr.cli.lab_run import run
+from relaygr.cli.lab_told import rows
 from relaygr.cli.output import errors
 from relaygr.lab.outputs import checked_file
 from relaygr.lab.workload import Workload
@@ -147,9 +148,8 @@ def simulate(
     table.add_column("")
     for each in modes:
         table.add_column(each.value)
-    for name in runs[0]:
-        if name != "mode":
-            table.add_row(name, *(options.cell(row[name]) for row in runs))
+    for name, cells in rows(runs):
+        table.add_row(name, *cells)
     Console().print(table)
 
 

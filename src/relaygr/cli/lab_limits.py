@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from relaygr.cli import lab_options as options
+from relaygr.cli.lab_told import number, share
 from relaygr.cli.output import errors
 from relaygr.errors import InvalidInput
 from relaygr.lab.workload import STAGE_SPREAD, STAGES, Workload
@@ -261,8 +262,8 @@ def _tell(search: _Search, found: "Found", start: "Start", as_json: bool) -> Non
         best, ratio = found.best.get(each, {}), found.ratio(each)
         table.add_row(
             each.value, "none" if value is None else f"{value:.4g}", f"{guesses[each]:.4g}",
-            "" if ratio is None else f"{ratio:.2f}×", options.cell(best.get("ranking P99")),
-            options.cell(best.get("reuse")),
+            "" if ratio is None else f"{ratio:.2f}×", number(best.get("ranking P99")),
+            share(best.get("reuse")),
         )  # fmt: skip
     console = Console()
     console.print(table)

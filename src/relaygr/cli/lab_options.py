@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress, TaskID
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Arrivals", "AsJson", "Candidates", "DType", "DeviceCache", "DeviceName", "GapS", "HostCache", "Lengths", "Longest",
     "Model", "Modes", "New", "PastS", "PipelineMs", "PreProcessingMs", "Profile", "RankingMs", "Recorded",
-    "RetrievalMs", "Reuse", "Seed", "Served", "Shape", "Skew", "StageSpread", "advance", "cell", "modes", "with_own",
+    "RetrievalMs", "Reuse", "Seed", "Served", "Shape", "Skew", "StageSpread", "advance", "modes", "with_own",
 ]  # fmt: skip
 
 # Traffic.
@@ -135,12 +135,3 @@ def modes(names: list[str] | None) -> "list[Mode]":
 def advance(bar: Progress, task: TaskID) -> Callable[[int, int], None]:
     """What is told how many of how many are done, and shows it."""
     return lambda done, of: bar.update(task, completed=done)
-
-
-def cell(value: Any) -> str:
-    """Of a table."""
-    if isinstance(value, dict):
-        return "\n".join(f"{key} {cell(part)}" for key, part in value.items())
-    if isinstance(value, list):
-        return " – ".join(cell(part) for part in value)
-    return "–" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)

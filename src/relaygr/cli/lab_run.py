@@ -13,6 +13,7 @@ from rich.table import Table
 
 from relaygr.bars import progress_bar
 from relaygr.cli import lab_options as options
+from relaygr.cli.lab_told import rows
 from relaygr.cli.output import errors
 from relaygr.lab.workload import Workload
 
@@ -98,6 +99,7 @@ def run(
         typer.echo(json.dumps(told, indent=2))
         return
     table = Table(box=None, show_header=False)
-    for key, value in told.items():
-        table.add_row(key, options.cell(value))
+    table.add_row("mode", chosen.value)
+    for key, cells in rows([told]):
+        table.add_row(key, *cells)
     Console().print(table)
