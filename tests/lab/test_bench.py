@@ -181,3 +181,19 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert load_records(tmp_path / "run.parquet") == (records, {"mode": "full"})
     with pytest.raises(InvalidInput, match="records"):
         load_records(tmp_path / "missing.parquet")
+
+
+def test_a_probe_that_is_ended_leaves_no_request_behind() -> None:
+    async def main() -> None:
+        executor = SimulatedExecutor(SimulatedCosts(0.01, 0.0, 0.0, 0.0, 0.0), page_bytes=2**12)
+        async with Bench(SimulatedModel(), CONFIG, executor) as bench:
+            before = asyncio.all_tasks()
+            started = asyncio.Event()
+            running = asyncio.create_task(bench.run(probe(Mode.FULL), lambda done, of: started.set()))
+            await started.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert asyncio.all_tasks() == before
+
+    asyncio.run(main())

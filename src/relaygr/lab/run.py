@@ -79,21 +79,26 @@ async def replay(
     if first and mode.keeps:
         engine.learn_visits(_visits(trace, first, start))
     watching = asyncio.create_task(driver.watch(start))
-    tasks = set()
-    for index in range(first, len(trace)):
-        wait_s = start + float(trace.at[index]) - engine.clock.now()
-        if wait_s > 0 or index % _TOGETHER == 0:
-            await asyncio.sleep(max(wait_s, 0.0))
-        task = asyncio.create_task(driver.request(index, start))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        progress(index + 1, len(trace))
-        if hopeless and driver.failed > driver.may_fail:
-            driver.cut_short()
-            break
-    if tasks:
-        await asyncio.gather(*tasks)
-    watching.cancel()
+    tasks: set[asyncio.Task[None]] = set()
+    try:
+        for index in range(first, len(trace)):
+            wait_s = start + float(trace.at[index]) - engine.clock.now()
+            if wait_s > 0 or index % _TOGETHER == 0:
+                await asyncio.sleep(max(wait_s, 0.0))
+            task = asyncio.create_task(driver.request(index, start))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            progress(index + 1, len(trace))
+            if hopeless and driver.failed > driver.may_fail:
+                driver.cut_short()
+                break
+        if tasks:
+            await asyncio.gather(*tasks)
+    finally:
+        for task in (watching, *tasks):
+            task.cancel()
+        if tasks:  # it was ended: none may be left to an engine that closes
+            await asyncio.gather(*tasks, return_exceptions=True)
     return driver.result()
 
 
