@@ -1,11 +1,7 @@
 """What benchmarks share: random histories, timing calls, describing the machine, and writing what was measured."""
 
-import importlib.metadata
 import json
-import os
-import platform
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +11,7 @@ import numpy as np
 
 from relaygr.history import History
 from relaygr.lab.estimates import percentile
+from relaygr.lab.machine import machine
 
 __all__ = ["RESULTS", "commit", "history_of", "machine", "percentile", "result_of", "time_calls", "write_result"]
 
@@ -54,35 +51,6 @@ def write_result(name: str, inputs: Mapping[str, Any], figures: Mapping[str, Any
     }
     path.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     return path
-
-
-def machine() -> dict[str, Any]:
-    """The machine in words: what someone needs to judge a figure. GPUs only where torch is already in use."""
-    torch = sys.modules.get("torch")
-    return {
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "gpu": torch.cuda.get_device_name() if torch and torch.cuda.is_available() else None,
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "torch": _version("torch"),
-        "numpy": _version("numpy"),
-    }
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def commit() -> str | None:

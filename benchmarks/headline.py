@@ -34,7 +34,8 @@ from headline_plan import Group, Plan, Row, guess, on_cpu, on_gpu, probe_at
 from relaygr.engine.simulated import H200, SimulatedExecutor, SimulatedModel
 from relaygr.engine.step import Executor, Model
 from relaygr.lab.bench import Bench
-from relaygr.lab.limits import Found, Limits, OutOfTime
+from relaygr.lab.found import Found
+from relaygr.lab.limits import Limits, OutOfTime
 from relaygr.lab.probe import Probe
 from relaygr.lab.probe_file import ProbeFile
 from relaygr.lab.shapes import SHAPES, shaped

@@ -16,7 +16,7 @@ from relaygr.config import EngineConfig
 from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
 from relaygr.lab.bench import Bench
 from relaygr.lab.device import Device
-from relaygr.lab.limits import Found
+from relaygr.lab.found import Found, Limit
 from relaygr.serving.modes import COMPARED, Mode
 
 
@@ -42,9 +42,9 @@ def test_a_row_has_the_keys_that_others_read_and_null_where_nothing_was_found(tm
     bench = Bench(SimulatedModel(), group.config, SimulatedExecutor())
     relay, full = Mode.RELAY_HOST_EXTEND, Mode.FULL
     searched = headline.Headline(arguments(tmp_path))
-    found = Found({full: 20_480.0, Mode.CACHE: 20_480.0, relay: 81_920.0}, {relay: told(0.0)})
+    found = Found({full: Limit(20_480.0), Mode.CACHE: Limit(20_480.0), relay: Limit(81_920.0)}, {relay: told(0.0)})
     searched.write(group, rows["length-10"], plan, found, bench)
-    rates = Found({full: 20.0, Mode.CACHE: None, relay: 90.0}, {relay: told(0.0)})
+    rates = Found({full: Limit(20.0), Mode.CACHE: Limit(None), relay: Limit(90.0)}, {relay: told(0.0)})
     searched.write(group, rows["half-10"], plan, rates, bench)
 
     table = json.loads((tmp_path / "headline-h200.json").read_text())

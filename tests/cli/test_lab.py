@@ -3,15 +3,26 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from relaygr.cli.lab import lab
+from relaygr.cli.lab_options import Served
+from relaygr.cli.lab_search import Search, tell
+from relaygr.cli.output import interrupted
+from relaygr.config import EngineConfig
+from relaygr.engine.simulated import SimulatedCosts
 from relaygr.history import LmdbStore
-from relaygr.lab.probe_file import ProbeFile
+from relaygr.lab.device import Device
+from relaygr.lab.found import Found, Limit
+from relaygr.lab.outcome import Budgets
+from relaygr.lab.probe_file import ProbeFile, Start
 from relaygr.lab.trace import Trace
+from relaygr.lab.workload import Workload
+from relaygr.serving.modes import Mode
 
 RECORDED = "user,at,length\na,0,1500\na,3,1504\nb,1,900\n"
 
@@ -142,10 +153,15 @@ def test_a_search_tries_what_was_not_tried_and_keeps_it(tmp_path: Path, command:
         done = CliRunner().invoke(lab, arguments)
         assert done.exit_code == 0, done.output
         told = json.loads(done.stdout)
-        assert set(told["found"]) == set(told["simulated"]) == {"full"}
+        assert set(told["found"]) == set(told["simulated"]) == set(told["failed_above"]) == {"full"}
+        assert told["confirmed"] == {"full": False}
         written.append((probes.read_bytes(), told))
     assert written[0] == written[1]
-    row, *more = ProbeFile(probes)
+    kept = ProbeFile(probes)
+    (searched,) = kept.searches.values()
+    assert searched.found["full"]["value"] == told["found"]["full"]
+    assert {"version", "date", "machine"} <= searched.ran.keys()
+    row, *more = kept
     assert len(more) <= 1  # one that fails by what may be luck, on a busy machine, is tried once more
     assert row["told"]["requests"] > 0
     assert len(row["searched"]) == 16
@@ -155,6 +171,46 @@ def test_a_search_tries_what_was_not_tried_and_keeps_it(tmp_path: Path, command:
         assert (load["lengths"], load["retrieval_ms"], load["pre_processing_ms"]) == ("recorded", 120.0, 30.0)
     else:
         assert (load["retrieval_ms"], load["pre_processing_ms"]) == (12.0, 3.0)
+
+
+@pytest.mark.parametrize(("there", "said"), [(True, "the same command goes on"), (False, "nothing was measured yet")])
+def test_a_search_that_is_interrupted_says_in_a_line_that_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], there: bool, said: str
+) -> None:
+    if there:
+        (tmp_path / "probes.jsonl").write_text("")
+    with pytest.raises(typer.Exit) as ended, interrupted("lab slo", tmp_path / "probes.jsonl"):
+        raise KeyboardInterrupt
+    assert ended.value.exit_code == 130
+    told = capsys.readouterr().err
+    assert told.startswith(f"relaygr lab slo: ended; {said}")
+    assert told.count("\n") == 1
+
+
+RELAY = Mode.RELAY_HOST_EXTEND
+
+
+@pytest.mark.parametrize(
+    ("found", "said", "unsaid"),
+    [
+        ({Mode.FULL: Limit(10.0, True, 11.0), RELAY: Limit(20.0, True, 22.0)}, ["2.00× (1.82 – 2.20)"], ["--tries"]),
+        ({Mode.FULL: Limit(10.0, False, 11.0)}, ["10*", "held once", "--tries than 3"], ["none"]),
+        ({Mode.FULL: Limit(10.0, True, 19.6)}, ["10", "19.6", "--tries than 3"], ["none", "held once"]),
+        ({Mode.FULL: Limit(None, False, 5.2)}, ["none", "5.2", "held again", "--tries than 3"], ["held once"]),
+        ({Mode.FULL: Limit(1e9, True)}, ["1,000,000,000"], ["--tries"]),  # the highest that is tried
+    ],
+)
+def test_limits_are_shown_with_what_failed_and_how_sure_they_are(
+    capsys: pytest.CaptureFixture[str], found: dict[Mode, Limit], said: list[str], unsaid: list[str]
+) -> None:
+    served = Served("d64", None, "cpu", "float32", "1MiB", "0")
+    device = Device(SimulatedCosts(0.0, 0.0, 0.0, 0.0, 0.0), 1, EngineConfig())
+    unused: Any = None
+    search = Search("rate", served, Workload(1.0, 1.0), Budgets(), unused, unused, tries=3)
+    tell(search, Found(found), Start(device, dict.fromkeys(found, 30.0)), as_json=False)
+    shown = capsys.readouterr().out
+    assert all(each in shown for each in said), shown
+    assert not [each for each in unsaid if each in shown], shown
 
 
 def written(tmp_path: Path) -> str:

@@ -1,11 +1,15 @@
 """What a search over probes tells: limits, and the probes they were seen in."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from relaygr.config import EngineConfig
+from relaygr.engine.simulated import SimulatedCosts, SimulatedExecutor, SimulatedModel
+from relaygr.lab.bench import Bench
 from relaygr.lab.limits import Limits, OutOfTime
 from relaygr.lab.outcome import Budgets
 from relaygr.lab.probe import Probe
@@ -92,6 +96,46 @@ def test_what_is_too_slow_is_not_tried_again_for_failing_seldom(tmp_path: Path) 
     limits_found = asyncio.run(limits.search(at, {Mode.FULL: 100.0}, factor=1.21, tries=3)).limits
     assert limits_found == {Mode.FULL: 100.0}
     assert [rate for _, rate, _ in limits.asked] == pytest.approx([100, 121, 100])
+
+
+@pytest.mark.parametrize(
+    ("answers", "tries", "limit", "confirmed", "failed"),
+    [
+        ("yny", 3, 100.0, True, 121.0),
+        ("y", 1, 100.0, False, None),
+        ("ny", 2, 100 / 1.21, False, 100.0),  # the last try held: none is left to confirm it
+        ("ynn", 3, None, False, 100.0),  # it failed when it was to be confirmed
+        ("nn", 2, None, False, 100 / 1.21),
+        ("yynny", 5, 100.0, True, 121.0),  # the next value down was not tried again yet
+        ("yynn", 4, 100.0, False, 121.0),
+    ],
+)
+def test_what_was_not_confirmed_is_told_apart_and_what_failed_next_is_told(
+    tmp_path: Path, answers: str, tries: int, limit: float | None, confirmed: bool, failed: float | None
+) -> None:
+    limits = Scripted(tmp_path / "probes", {Mode.FULL: answers + "n" * 4})
+    found = asyncio.run(limits.search(at, {Mode.FULL: 100.0}, factor=1.21, tries=tries)).modes[Mode.FULL]
+    assert found.value == (None if limit is None else pytest.approx(limit))
+    assert found.confirmed == confirmed
+    half = pytest.approx(1.1 * (limit or 0.0))  # where that was tried at last
+    assert found.failed in ((None,) if failed is None else (half, pytest.approx(failed)))
+
+
+def test_a_line_tells_a_dash_where_nothing_was_answered(tmp_path: Path) -> None:
+    said: list[str] = []
+    sent = at(Mode.FULL, 20.0)
+    sent = replace(sent, workload=replace(sent.workload, seconds=0.5, past_s=0.0, lengths="64"))
+
+    async def main() -> None:
+        slow = SimulatedExecutor(SimulatedCosts(0.06, 0.0, 0.0, 0.0, 0.0), page_bytes=2**12)
+        config = EngineConfig(device_cache="1MiB", host_cache="0", max_history=1024)
+        async with Bench(SimulatedModel(), config, slow) as bench:
+            await Limits(bench, ProbeFile(tmp_path / "probes"), said.append).told(sent)
+
+    asyncio.run(main())
+    assert len(said) == 1
+    assert said[0].startswith("full: 20/s of 64 behaviours fails: 100.0% of ")
+    assert "failed, ranking P99 –, reuse" in said[0]
 
 
 def test_limits_are_told_as_they_were_sent_and_none_is_above_what_failed(tmp_path: Path) -> None:

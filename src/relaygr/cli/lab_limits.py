@@ -1,31 +1,24 @@
 """`relaygr lab slo` and `length`: the highest rate, and the longest history, within the budgets."""
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from relaygr.cli import lab_options as options
-from relaygr.cli.lab_told import number, share
-from relaygr.cli.output import errors
+from relaygr.cli.lab_search import Search, tell
+from relaygr.cli.output import errors, interrupted
 from relaygr.errors import InvalidInput
 from relaygr.lab.workload import STAGE_SPREAD, STAGES, Workload
 
 if TYPE_CHECKING:
-    from relaygr.lab.bench import Bench
     from relaygr.lab.device import Device
-    from relaygr.lab.limits import Found
     from relaygr.lab.outcome import Budgets
     from relaygr.lab.probe import Probe
-    from relaygr.lab.probe_file import ProbeFile, Start
     from relaygr.serving.modes import Mode
 
 __all__ = ["EPILOG", "length", "slo"]
@@ -35,9 +28,19 @@ EPILOG: Final = (
     "--candidates 512 --device-cache 80% --host-cache 64GiB, and for slo --lengths 32768, or your own."
 )
 _DEFAULT: Final = Workload(1.0, 1.0, lengths="2048", candidates=64, past_s=16.0, stage_spread=STAGE_SPREAD)
+_GRAIN: Final = 128
+"""Lengths that are tried are multiples of it."""
 
 Probes = Annotated[Path, typer.Argument(help="A file of probes, one JSON line each; what is in it is not run again.")]
-Tries = Annotated[int, typer.Option(min=1, help="Probes of each mode at most.")]
+Tries = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Steps of each mode's search at most, confirming among them. A step is a probe, or two where the first "
+        "may have failed by luck; up to two half steps come on top. A probe is 5 to 30 s of traffic and some seconds "
+        "of its past. With more tries the same command goes on.",
+    ),
+]
 
 
 def slo(
@@ -106,9 +109,10 @@ def slo(
         def guess(known: "Device", each: "Mode") -> float:
             return guess_rate(known, at(known), each, middle, candidates, returning=base.returning)
 
-        search = _Search("rate", served, base, budgets, at, guess, tries)
-        found, start = asyncio.run(search.run(probes, options.modes(mode)))
-    _tell(search, found, start, as_json)
+        search = Search("rate", served, base, budgets, at, guess, tries)
+        with interrupted("lab slo", probes):
+            found, start = asyncio.run(search.run(probes, options.modes(mode)))
+    tell(search, found, start, as_json)
 
 
 def length(
@@ -155,131 +159,17 @@ def length(
         def at(known: "Device") -> "Callable[[Mode, float], Probe]":
             def probe(each: "Mode", value: float) -> "Probe":
                 tuned = known.probe(each, base, budgets, int(value), served.name, one_at_a_time=True)
-                return tuned.at(length=max(128, int(value) // 128 * 128), requests=60)
+                return tuned.at(length=max(_GRAIN, int(value) // _GRAIN * _GRAIN), requests=60)
 
             return probe
 
         def guess(known: "Device", each: "Mode") -> float:
             return guess_length(known, at(known), each, candidates, float(longest), returning=reuse > 0.5)
 
-        search = _Search("length", served, base, budgets, at, guess, tries, highest=float(longest))
-        found, start = asyncio.run(search.run(probes, options.modes(mode)))
-    _tell(search, found, start, as_json)
-
-
-@dataclass(frozen=True)
-class _Search:
-    """For the highest of something that a workload may have."""
-
-    what: str
-    served: options.Served
-    workload: Workload
-    """Of which each probe has another rate, or other lengths."""
-    budgets: "Budgets"
-    at: "Callable[[Device], Callable[[Mode, float], Probe]]"
-    guess: "Callable[[Device, Mode], float]"
-    tries: int
-    highest: float = 1e9
-
-    @property
-    def key(self) -> str:
-        """What makes it another search."""
-        told = {"workload": self.workload.told(), "budgets": asdict(self.budgets), "served": self.served.name}
-        return f"{self.what}: {json.dumps(told, sort_keys=True)}"
-
-    @property
-    def traffic(self) -> dict[str, Any]:
-        return {"sources": self.workload.sources, "hybrid": self.workload.hybrid}
-
-    @property
-    def kept(self) -> dict[str, Any]:
-        """What is kept with each probe: where its facts are from, and which search it was first run for."""
-        return {"traffic": self.traffic, "searched": hashlib.sha256(self.key.encode()).hexdigest()[:16]}
-
-    def _sent(self, probe: "Probe") -> float:
-        return probe.workload.rate if self.what == "rate" else float(probe.workload.lengths)
-
-    async def run(self, probes: Path, modes: "list[Mode]") -> "tuple[Found, Start]":
-        from relaygr.lab.limits import Limits
-        from relaygr.lab.probe_file import ProbeFile
-        from relaygr.serving.modes import Mode
-
-        console = Console(stderr=True)
-        file = ProbeFile(probes)
-        async with self.served.bench(self.workload.longest) as bench:
-            with console.status("measuring, and simulating where to begin"):
-                start = await self._start(bench, file, modes)
-            limits = Limits(bench, file, lambda line: console.print(line, highlight=False))
-            wanted = self.at(start.device)
-            guesses = {each: start.guesses[each] for each in modes}
-            found = await limits.search(
-                wanted, guesses, tries=self.tries, highest=self.highest, sent=self._sent, **self.kept
-            )
-            held = found.limits.get(Mode.RELAY_HOST_EXTEND)
-            for each in Mode:
-                beside = self.what == "rate" and each not in modes and each is not Mode.RANDOM_ROUTING  # no router here
-                if held and beside:
-                    await limits.told(wanted(each, held).tried(1), **self.kept)
-            if bench.samples:
-                checked = await asyncio.to_thread(bench.check)
-                console.print(f"scores: {checked}", highlight=False)
-        return found, start
-
-    async def _start(self, bench: "Bench", file: "ProbeFile", modes: "list[Mode]") -> "Start":
-        """Where it began before, or begins now; with the guesses of all these modes."""
-        from relaygr.lab.probe_file import Start
-
-        start = file.start(self.key) or Start(await bench.measure(), {})
-        missing = [each for each in modes if each not in start.guesses]
-        if missing:
-            more = {each.value: await asyncio.to_thread(self.guess, start.device, each) for each in missing}
-            start = Start(start.device, start.guesses | more)
-            file.begin(self.key, start)
-        return start
-
-
-def _tell(search: _Search, found: "Found", start: "Start", as_json: bool) -> None:
-    from relaygr.serving.modes import Mode
-
-    guesses = {each.value: start.guesses[each] for each in found.limits}
-    told = {
-        "traffic": search.traffic,
-        "found": {each.value: value for each, value in found.limits.items()},
-        "simulated": guesses,
-        "simulated_off": {
-            each.value: guesses[each] / value - 1 for each, value in found.limits.items() if value is not None
-        },
-        "ratio": {each.value: found.ratio(each) for each in (Mode.FULL, Mode.CACHE) if each in found.limits},
-        "best": {each.value: rows for each, rows in found.best.items()},
-    }
-    if as_json:
-        typer.echo(json.dumps(told, indent=2))
-        return
-    table = Table(title=f"highest {search.what} within the budgets", box=None)
-    for head in ("mode", "found", "simulated", "the relay holds", "ranking P99, ms", "reuse"):
-        table.add_column(head)
-    for each, value in found.limits.items():
-        best, ratio = found.best.get(each, {}), found.ratio(each)
-        table.add_row(
-            each.value, "none" if value is None else f"{value:.4g}", f"{guesses[each]:.4g}",
-            "" if ratio is None else f"{ratio:.2f}×", number(best.get("ranking P99")),
-            share(best.get("reuse")),
-        )  # fmt: skip
-    console = Console()
-    console.print(table)
-    if None in found.limits.values():
-        console.print("none: nothing that was tried held, and held again; the same command with more --tries goes on")
-    if search.what == "rate":
-        sources = search.workload.sources
-        hybrid = "; a hybrid: nobody has seen these together" if search.workload.hybrid else ""
-        console.print(f"users: {sources['users']}; lengths: {sources['lengths']}{hybrid}", highlight=False)
-        if (recorded := search.workload.recorded) is not None:
-            share = recorded.returns_within(search.workload.past_s)
-            console.print(
-                f"{share:.0%} of the recorded returns come within --past-s, {search.workload.past_s:g} s: others count "
-                "as newcomers",
-                highlight=False,
-            )
+        search = Search("length", served, base, budgets, at, guess, tries, float(longest), float(_GRAIN))
+        with interrupted("lab length", probes):
+            found, start = asyncio.run(search.run(probes, options.modes(mode)))
+    tell(search, found, start, as_json)
 
 
 def _stages(budgets: "Budgets", *given: float | None) -> tuple[float, float]:

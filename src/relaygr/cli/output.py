@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -9,7 +10,7 @@ from rich.markup import escape
 
 from relaygr.errors import RelayError
 
-__all__ = ["errors"]
+__all__ = ["errors", "interrupted"]
 
 
 @contextlib.contextmanager
@@ -20,3 +21,15 @@ def errors(command: str) -> Iterator[None]:
     except RelayError as error:
         Console(stderr=True).print(f"[red]relaygr {command}:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from error
+
+
+@contextlib.contextmanager
+def interrupted(command: str, kept: Path) -> Iterator[None]:
+    """Ctrl-C ends a command that goes on from a file when it is called again, and that is said in a line."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        there = f"the same command goes on from what was measured, which is in {kept}"
+        said = there if kept.exists() else "nothing was measured yet"
+        Console(stderr=True).print(escape(f"relaygr {command}: ended; {said}"), soft_wrap=True, highlight=False)
+        raise typer.Exit(130) from error

@@ -1,21 +1,22 @@
 """The highest rate, and the longest history, at which a mode keeps to its budgets: searched on a real engine."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from relaygr.errors import RelayError
 from relaygr.lab.bench import Bench
 from relaygr.lab.device import Device
+from relaygr.lab.found import Found, Limit, shown_lengths
 from relaygr.lab.outcome import SUCCESS, Budgets
 from relaygr.lab.probe import Probe
 from relaygr.lab.probe_file import ProbeFile
 from relaygr.lab.search import bracket, climb, half_step, interleave
 from relaygr.serving.modes import Mode
 
-__all__ = ["Found", "Limits", "OutOfTime", "guess_length", "guess_rate"]
+__all__ = ["Limits", "OutOfTime", "guess_length", "guess_rate"]
 
 At = Callable[[Mode, float], Probe]
 """The probe of a mode at a value: a rate, or a length."""
@@ -30,21 +31,6 @@ _AGAIN: Final = 200
 
 class OutOfTime(RelayError):
     """No time is left for one more probe."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a search came to."""
-
-    limits: dict[Mode, float | None]
-    """By mode: the highest value that held, confirmed where tries were left for that; None where none did."""
-    best: dict[Mode, dict[str, Any]] = field(default_factory=dict)
-    """By mode: what the last probe told that held there."""
-
-    def ratio(self, over: Mode) -> float | None:
-        """How many times what `over` holds the whole relay does; None where either holds nothing."""
-        relay, other = self.limits.get(Mode.RELAY_HOST_EXTEND), self.limits.get(over)
-        return relay / other if relay and other else None
 
 
 class Limits:
@@ -95,11 +81,12 @@ class Limits:
 
         A try that fails by no more than luck may do is tried once more, with others. Without that, one bad moment on
         the way up would end a search, and the sooner the more gradually a mode begins to fail.
-        What was found, and seen to fail a step above, is tried half a step up at last, where there is time. Limits are
-        told as they were `sent`, which rounds.
+        What was found, and seen to fail a step above, is tried half a step up at last, where there is time. What held
+        counts where no try was left to confirm it, and is told as not confirmed. Limits are told as they were `sent`,
+        which rounds.
         """
-        held: dict[tuple[Mode, float], dict[str, Any]] = {}
-        lowest_failed = dict.fromkeys(guesses, float("inf"))
+        held: dict[tuple[Mode, float], list[dict[str, Any]]] = {}
+        failed: dict[Mode, list[float]] = {mode: [] for mode in guesses}
 
         async def once(mode: Mode, value: float, turn: int) -> bool:
             sampled = 2 if mode is Mode.RELAY_HOST_EXTEND else 0
@@ -108,9 +95,9 @@ class Limits:
             if not told["within budgets"] and _may_be_luck(told, probe.budgets):
                 told = await self.told(probe.tried(_AGAIN + turn + 1), sampled=sampled, **more)
             if told["within budgets"]:
-                held[mode, value] = told
+                held.setdefault((mode, value), []).append(told)
             else:
-                lowest_failed[mode] = min(lowest_failed[mode], value)
+                failed[mode].append(value)
             return bool(told["within budgets"])
 
         searches = {
@@ -118,9 +105,9 @@ class Limits:
         }
         limits = await interleave(searches, once)
         halves = {
-            mode: half_step(value, lowest_failed[mode], confirm=confirm)
+            mode: half_step(value, min(failed[mode]), confirm=confirm)
             for mode, value in limits.items()
-            if value is not None and lowest_failed[mode] < value * factor * 1.001
+            if value is not None and min(failed[mode], default=math.inf) < value * factor * 1.001
         }
 
         async def half(mode: Mode, value: float, turn: int) -> bool:
@@ -129,9 +116,16 @@ class Limits:
             return False  # as it was found; those of other modes that were done count
 
         limits |= await interleave(halves, half)
+
+        def limit(mode: Mode, value: float | None) -> Limit:
+            rounded = None if value is None else sent(at(mode, value))
+            above = (other for other in (sent(at(mode, each)) for each in failed[mode]) if other > (rounded or 0.0))
+            times = 0 if value is None else len(held[mode, value])
+            return Limit(rounded, confirmed=times > confirm, failed=min(above, default=None))
+
         return Found(
-            {mode: None if value is None else sent(at(mode, value)) for mode, value in limits.items()},
-            {mode: held[mode, value] for mode, value in limits.items() if value is not None},
+            {mode: limit(mode, value) for mode, value in limits.items()},
+            {mode: held[mode, value][-1] for mode, value in limits.items() if value is not None},
         )
 
 
@@ -160,9 +154,10 @@ def _may_be_luck(told: Mapping[str, Any], budgets: Budgets) -> bool:
 
 def _line(probe: Probe, told: Mapping[str, Any]) -> str:
     held = "holds" if told["within budgets"] else "fails"
-    late = told["sender late P99"]
+    late, slowest = told["sender late P99"], told["ranking P99"]
     return (
-        f"{probe.mode}: {probe.workload.rate:g}/s of {probe.workload.lengths} {held}: {told['failed']:.1%} of "
-        f"{told['requests']} failed, ranking P99 {told['ranking P99'] or 0:.1f} ms, reuse {told['reuse']:.2f}, "
+        f"{probe.mode}: {probe.workload.rate:g}/s of {shown_lengths(probe.workload.lengths)} {held}: "
+        f"{told['failed']:.1%} of {told['requests']} failed, ranking P99 "
+        f"{'–' if slowest is None else f'{slowest:.1f} ms'}, reuse {told['reuse']:.2f}, "
         f"device {told['device busy']:.0%} busy" + ("" if late is None else f", sender {late:.1f} ms late")
     )
