@@ -16,7 +16,7 @@ from relaygr.engine.simulated import SimulatedCosts
 from relaygr.lab.device import Device
 from relaygr.lab.outcome import Budgets
 from relaygr.lab.probe import Probe
-from relaygr.lab.probe_file import ProbeFile, Start
+from relaygr.lab.probe_file import ProbeFile, Searched, Start
 from relaygr.lab.recorded import Recorded
 from relaygr.lab.report import load_results, write_report
 from relaygr.lab.tuning import Tuning
@@ -42,6 +42,12 @@ def probes(path: Path) -> None:
             probe = Probe(mode, load, BUDGETS, Tuning.of(BUDGETS, mode))
             moments = [[0.25 * step, 0.5, 0.1, 0.0, 0.6, 0.4] for step in range(8)]
             file.add(probe, DEVICE.simulate(probe), row="<half>", moments=moments)
+
+
+def page_of(folder: Path, *names: str) -> str:
+    """Of these files, and written beside them."""
+    page, *_ = write_report(load_results([folder / name for name in names]), folder)
+    return page.read_text(encoding="utf-8")
 
 
 def headline(path: Path) -> None:
@@ -87,7 +93,7 @@ def test_a_browser_shows_it(tmp_path: Path) -> None:
     if browser is None:
         pytest.skip("chromium is not installed: make system")
     headline(tmp_path / "headline.json")
-    page = write_report(load_results([tmp_path / "headline.json"]), tmp_path)
+    page, *_ = write_report(load_results([tmp_path / "headline.json"]), tmp_path)
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert "4.25×" in shown
@@ -109,30 +115,78 @@ def test_rows_come_in_the_order_of_the_table_and_others_behind_them(tmp_path: Pa
     for number, name in enumerate(("first", "<half>", "second")):
         file.add(probe.tried(number), DEVICE.simulate(probe), row=name, moments=[])
     headline(tmp_path / "headline.json")
-    page = write_report(load_results([tmp_path / "headline.json", tmp_path / "probes.jsonl"]), tmp_path).read_text()
+    page = page_of(tmp_path, "headline.json", "probes.jsonl")
     assert re.findall(r"<h2>([^<]*)</h2>", page)[1:4] == ["&lt;half&gt;", "first", "second"]
 
 
 @pytest.mark.parametrize(
-    ("tried", "furthest", "held"),
+    ("tried", "limit", "failed", "told_at", "held"),
     [
-        ("5y 20y 20n 40n", "5/s", "1 of 1"),  # held once and failed later
-        ("5y 20n 20y 20n 20y 40n", "20/s", "2 of 4"),  # held again whenever it failed by luck
-        ("5y 5y 20y 20n 20n 20y 20n", "5/s", "2 of 2"),
-        ("5y 5y 20y", "5/s", "2 of 2"),  # not confirmed
-        ("5n 5y 20n", "20/s", "0 of 1"),
+        ("5y 20y 20n 40n", "5*", "20", "5/s", "1 of 1"),  # held once and failed later
+        ("5y 20n 20y 20n 20y 40n", "20", "40", "20/s", "2 of 4"),  # held again whenever it failed by luck
+        ("5y 5y 20y 20n 20n 20y 20n", "5", "20", "5/s", "2 of 2"),
+        ("5y 5y 20y", "5", "–", "5/s", "2 of 2"),  # 20 not confirmed
+        ("5n 5y 20n", "5*", "20", "5/s", "1 of 2"),
+        ("40n 20y 20n 10n", "none", "10", "held nowhere; at 10/s", "0 of 1"),
     ],
 )
-def test_how_far_a_mode_went_is_where_it_held_twice_and_as_often_as_not(
-    tmp_path: Path, tried: str, furthest: str, held: str
+def test_of_a_search_that_did_not_end_it_is_told_where_a_mode_held_last(
+    tmp_path: Path, tried: str, limit: str, failed: str, told_at: str, held: str
 ) -> None:
     file = ProbeFile(tmp_path / "probes.jsonl")
     for seed, one in enumerate(tried.split()):
         load = Workload(float(one[:-1]), 3.0, "reuse", lengths="2000", candidates=64, past_s=1.0, seed=seed)
         probe = Probe(Mode.FULL, load, BUDGETS, Tuning.of(BUDGETS, Mode.FULL))
         file.add(probe, DEVICE.simulate(probe) | {"within budgets": one.endswith("y")}, moments=[])
-    page = write_report(load_results([tmp_path / "probes.jsonl"]), tmp_path).read_text(encoding="utf-8")
-    assert re.findall(r"<td>([0-9]+/s) of 2000</td><td>([0-9]+ of [0-9]+)</td>", page) == [(furthest, held)]
+    page = page_of(tmp_path, "probes.jsonl")
+    assert re.findall(r"<td>([^<]*/s) of 2,000 behaviours</td><td>([0-9]+ of [0-9]+)</td>", page) == [(told_at, held)]
+    assert f"<td>full</td><td>{limit}</td><td>{failed}</td>" in page
+    assert ("held once, not confirmed" in page) == limit.endswith("*")
+
+
+def test_limits_are_those_that_the_search_told_with_what_ran_it(tmp_path: Path) -> None:
+    """Whatever else is in the file, and whatever other modes did at the relay's rate."""
+    file = ProbeFile(tmp_path / "probes.jsonl")
+    file.begin("rate: a", Start(DEVICE, {"full": 9.0, "relay+host+extend": 18.0, "cache": 7.0}))
+    for mode, rate, holds in (
+        (Mode.FULL, 10.0, True), (Mode.FULL, 20.0, False), (Mode.RELAY_HOST_EXTEND, 20.0, True),
+        (Mode.RELAY_HOST_EXTEND, 40.0, True), (Mode.CACHE, 5.0, False), (Mode.TRUNCATE, 20.0, True),
+    ):  # fmt: skip
+        load = Workload(rate, 3.0, "reuse", lengths="2000", candidates=64, past_s=1.0)
+        probe = Probe(mode, load, BUDGETS, Tuning.of(BUDGETS, mode), "d64 on cpu in float32, 1GiB and 0")
+        told = DEVICE.simulate(probe) | {"within budgets": holds, "cut short": not holds, "device busy": 0.5}
+        file.add(probe, told, moments=[], searched=Searched.name("rate: a"))
+    found = {"full": (10.0, True, 20.0), "relay+host+extend": (20.0, False, 40.0), "cache": (None, False, 5.0)}
+    limits = {mode: dict(zip(("value", "confirmed", "failed"), limit, strict=True)) for mode, limit in found.items()}
+    machine = {"cpu": "some cpu", "cores": 2, "gpu": None}
+    file.end("rate: a", limits, version="1.2.3", date="2026-11-19T05:17:08+00:00", machine=machine)
+    page = page_of(tmp_path, "probes.jsonl")
+    for said in (
+        "The whole relay held 20* requests a second: 2.00×* (1.00 – 4.00) what full did.",
+        "<td>full</td><td>10</td><td>20</td><td>2.00×* (1.00 – 4.00)</td><td>9 (-10%)</td>",
+        "<td>cache</td><td>none</td><td>5</td><td>–</td><td>7</td>",
+        "<td>relay+host+extend</td><td>20*</td><td>40</td><td></td><td>18 (-10%)</td>",
+        "<td>truncate</td><td>20/s of 2,000 behaviours</td><td>1 of 1</td>",
+        "<td>cache</td><td>held nowhere; at 5/s of 2,000 behaviours</td><td>0 of 1</td>",
+        "Served by d64 on cpu in float32, 1GiB and 0 of memory for prefixes",
+        "Ran: relaygr 1.2.3, on some cpu, 2 cores, ended 2026-11-19.",
+        "<td>50.00</td>",  # device-seconds: busy half the time, for 1,000 requests at 10 a second
+    ):
+        assert said in page, said
+    assert "<td>truncate</td><td>20</td>" not in page
+
+
+def test_figures_of_the_page_that_was_there_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    probes(tmp_path / "probes.jsonl")
+    headline(tmp_path / "headline.json")
+    own = tmp_path / "my-time.png"
+    own.write_bytes(b"")
+    pages = [
+        write_report(load_results([tmp_path / name]), tmp_path)
+        for name in ("probes.jsonl", "probes.jsonl", "headline.json")
+    ]
+    assert [len(written) for written in pages] == [4, 4, 1]
+    assert list(tmp_path.glob("*.png")) == [own]
 
 
 def test_probes_of_recorded_users_are_apart_and_say_where_facts_are_from(tmp_path: Path) -> None:
@@ -144,7 +198,7 @@ def test_probes_of_recorded_users_are_apart_and_say_where_facts_are_from(tmp_pat
         traffic = {"sources": load.sources, "hybrid": load.hybrid}
         file.add(probe, DEVICE.simulate(probe), moments=[], traffic=traffic)
     file.begin("rate", Start(DEVICE, {"full": 5.0}))
-    page = write_report(load_results([tmp_path / "probes.jsonl"]), tmp_path).read_text(encoding="utf-8")
+    page = page_of(tmp_path, "probes.jsonl")
     assert page.count("<h2>recorded ") == 3
     assert page.count("as they were recorded (recorded: mine.csv)") == 3
     assert page.count("a hybrid of both") == 1
@@ -165,19 +219,19 @@ def test_searches_that_differ_are_drawn_apart(tmp_path: Path) -> None:
     ):
         probe = Probe(Mode.FULL, load, BUDGETS, Tuning.of(BUDGETS, Mode.FULL), engine)
         file.add(probe, DEVICE.simulate(probe), moments=[], searched=searched)
-    page = write_report(load_results([tmp_path / "probes.jsonl"]), tmp_path).read_text(encoding="utf-8")
+    page = page_of(tmp_path, "probes.jsonl")
     named = re.findall(r"<h2>(.*?)</h2>", page)
     stages = "stages of 60 and 20 ms"
     assert named == [
-        f"refresh, 12 / 200 ms, 2000 behaviours, 64 candidates, {stages}, d64 on cpu",
-        f"refresh, 12 / 200 ms, 2000 behaviours, 64 candidates, {stages}, d64 on cuda",
-        f"refresh, 12 / 200 ms, 2000 behaviours, 32 candidates, {stages}, d64 on cpu",
-        "refresh, 12 / 200 ms, 2000 behaviours, 64 candidates, stages of 10 and 20 ms, d64 on cpu",
-        f"refresh, 12 / 200 ms, 2000 behaviours, 64 candidates, {stages}, d64 on cpu (2)",
-        f"refresh, 12 / 200 ms, 3000 behaviours, 64 candidates, {stages}, d64 on cpu",
+        f"refresh, 12 / 200 ms, 2,000 behaviours, 64 candidates, {stages}, d64 on cpu",
+        f"refresh, 12 / 200 ms, 2,000 behaviours, 64 candidates, {stages}, d64 on cuda",
+        f"refresh, 12 / 200 ms, 2,000 behaviours, 32 candidates, {stages}, d64 on cpu",
+        "refresh, 12 / 200 ms, 2,000 behaviours, 64 candidates, stages of 10 and 20 ms, d64 on cpu",
+        f"refresh, 12 / 200 ms, 2,000 behaviours, 64 candidates, {stages}, d64 on cpu (2)",
+        f"refresh, 12 / 200 ms, 3,000 behaviours, 64 candidates, {stages}, d64 on cpu",
     ]
     assert len(list(tmp_path.glob("*-p99.png"))) == 6
-    assert "served by d64 on cuda" in page
+    assert "Served by d64 on cuda" in page
 
 
 def test_files_of_earlier_versions_are_drawn(tmp_path: Path) -> None:
@@ -187,6 +241,6 @@ def test_files_of_earlier_versions_are_drawn(tmp_path: Path) -> None:
         load = Workload(5.0, 3.0, lengths=lengths, longest=4000, candidates=64, past_s=1.0)
         probe = Probe(Mode.FULL, load, BUDGETS, Tuning.of(BUDGETS, Mode.FULL))
         file.add(probe, DEVICE.simulate(probe), moments=[], traffic={"sources": {"arrivals": "a", "lengths": "b"}})
-    page = write_report(load_results([tmp_path / "probes.jsonl"]), tmp_path).read_text(encoding="utf-8")
+    page = page_of(tmp_path, "probes.jsonl")
     assert re.findall(r"<h2>(.*?)</h2>", page) == ["refresh, 12 / 200 ms"]
     assert "as refresh says (a); lengths: b" in page

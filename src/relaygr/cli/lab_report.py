@@ -24,5 +24,5 @@ def report(
     from relaygr.lab.report import load_results, write_report
 
     with errors("lab report"):
-        path = write_report(load_results(results), out)
-    Console().print(f"{path} and {len(list(out.glob('*.png')))} figures", highlight=False)
+        page, *figures = write_report(load_results(results), out)
+    Console().print(f"{page} and {len(figures)} figures", highlight=False, soft_wrap=True)

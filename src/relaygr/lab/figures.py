@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Chart", "against", "bars", "over_time"]
 
-_COLOURS: Final = {
-    "full": "#b3432b",
-    "cache": "#c9962c",
-    "relay+host+extend": "#1f6f8b",
-    "relay": "#6aa5b8",
-    "relay+host": "#3f8aa3",
-    "truncate": "#8a8a8a",
-    "always trigger": "#5b7f5b",
-    "never trigger": "#a58ab8",
+_LOOKS: Final = {
+    "full": ("#b3432b", "s"),
+    "cache": ("#d39a1e", "^"),
+    "relay+host+extend": ("#1f6f8b", "o"),
+    "relay": ("#8a5cc4", "D"),
+    "relay+host": ("#3d9a57", "v"),
+    "truncate": ("#8a8a8a", "X"),
+    "always trigger": ("#d1589b", "P"),
+    "never trigger": ("#4a4a4a", "*"),
 }
+"""By mode: its colour, and its marker, for those that lie on each other."""
+_OTHER: Final = ("#777733", "h")
 _PATHS: Final = {
     "RESIDENT, left by an earlier request": "#1f6f8b",
     "RESIDENT, made for this request": "#6aa5b8",
@@ -61,37 +63,37 @@ class Chart:
 def against(
     name: str, title: str, probes: Sequence[Mapping[str, Any]], what: str, values: Sequence[float], budget_ms: float
 ) -> Chart:
-    """Ranking P99 of every probe against its rate or length, by mode: filled where it held, hollow where not."""
+    """Ranking P99 of every probe against its rate or length, by mode: filled where it held, hollow where not. One that
+    answered nothing has no P99."""
     figure, axes = _axes(title)
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    for mode in _modes(probes):
+    for place, mode in enumerate(_modes(probes)):
         mine = [
-            (value, row["told"]["ranking P99"] or budget_ms, row["told"]["within budgets"])
+            (value, row["told"]["ranking P99"], row["told"]["within budgets"])
             for value, row in sorted(zip(values, probes, strict=True), key=lambda pair: pair[0])
-            if row["probe"]["mode"] == mode
+            if row["probe"]["mode"] == mode and row["told"]["ranking P99"] is not None
         ]
-        colour = _COLOURS.get(mode, "#444444")
+        colour, marker = _LOOKS.get(mode, _OTHER)
         xs, ys = [value for value, _, _ in mine], [p99 for _, p99, _ in mine]
-        axes.plot(xs, ys, color=colour, linewidth=1.0, alpha=0.5)
-        faces = [colour if held else "white" for _, _, held in mine]
-        axes.scatter(xs, ys, s=34, c=faces, edgecolors=colour, linewidths=1.3, zorder=3)
-        axes.scatter([], [], s=34, color=colour, label=mode)
-    axes.axhline(budget_ms, color="#999999", linestyle="--", linewidth=0.9)
+        axes.plot(xs, ys, color=colour, linewidth=1.0, alpha=0.4)
+        faces = [colour if held else "none" for _, _, held in mine]
+        edges = ["white" if held else colour for _, _, held in mine]
+        size = max(90 - 9 * place, 27)  # smaller ones lie on larger ones: none is hidden
+        axes.scatter(xs, ys, s=size, c=faces, marker=marker, edgecolors=edges, linewidths=1.1, zorder=3)
+        axes.scatter([], [], s=40, color=colour, marker=marker, label=mode)
+    axes.axhline(budget_ms, color="#999999", linestyle="--", linewidth=0.9, label="budget")
+    axes.set_xlim(min(values) / 1.1, max(values) * 1.1)
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    _ticks(axes, max(values) / min(values))
     axes.set_xlabel(what)
     axes.set_ylabel("ranking P99 of those answered, ms")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
+    _legend_beside(axes)
     return Chart(name, title, figure)
 
 
 def bars(name: str, title: str, shares: Mapping[str, Mapping[str, float]]) -> Chart:
     """Mix of paths, one bar for each mode."""
-    figure, axes = _axes(title, height=0.6 + 0.42 * len(shares))
+    figure, axes = _axes(title, height=max(2.0, 0.6 + 0.42 * len(shares)))
     for row, (_, mix) in enumerate(reversed(list(shares.items()))):
         left = 0.0
         for path, colour in _PATHS.items():
@@ -101,7 +103,7 @@ def bars(name: str, title: str, shares: Mapping[str, Mapping[str, float]]) -> Ch
     axes.set_yticks(range(len(shares)), list(reversed(list(shares))))
     axes.set_xlim(0, 1)
     axes.set_xlabel("share of requests")
-    axes.legend(frameon=False, fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.45, -0.42))
+    _legend_beside(axes)
     return Chart(name, title, figure)
 
 
@@ -112,25 +114,43 @@ def over_time(name: str, title: str, moments: Sequence[Moment]) -> Chart:
     lines = (
         ("device memory used", [moment.device_used for moment in moments], "#1f6f8b", "-"),
         ("device memory leased", [moment.device_pinned for moment in moments], "#1f6f8b", ":"),
-        ("host memory used", [moment.host_used for moment in moments], "#c9962c", "-"),
         ("device busy", [moment.busy for moment in moments], "#444444", "-"),
         ("of that pre-inference", [moment.pre_infer for moment in moments], "#b3432b", "--"),
     )
+    host = [moment.host_used for moment in moments]
+    axes.fill_between(seconds, host, color="#c9962c", alpha=0.25, linewidth=0, label="host memory used")
     for label, shares, colour, style in lines:
         axes.plot(seconds, shares, style, color=colour, linewidth=1.3, label=label)
     axes.set_ylim(0, 1.05)
     axes.set_xlabel("seconds")
     axes.set_ylabel("share")
-    axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _legend_beside(axes)
     return Chart(name, title, figure)
+
+
+def _legend_beside(axes: "Axes") -> None:
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _ticks(axes: "Axes", span: float) -> None:
+    """On a logarithmic axis: as many as there is room for, whether it spans a step or two decades."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+    if span < 4:
+        axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
+    else:
+        few, some, many = (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+        axes.xaxis.set_major_locator(LogLocator(subs=many if span < 10 else some if span < 30 else few, numticks=20))
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _modes(probes: Sequence[Mapping[str, Any]]) -> list[str]:
     seen = {row["probe"]["mode"] for row in probes}
-    return [mode for mode in _COLOURS if mode in seen] + sorted(seen - set(_COLOURS))
+    return [mode for mode in _LOOKS if mode in seen] + sorted(seen - set(_LOOKS))
 
 
-def _axes(title: str, height: float = 2.9) -> "tuple[Figure, Axes]":
+def _axes(title: str, height: float = 3.1) -> "tuple[Figure, Axes]":
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -138,7 +158,7 @@ def _axes(title: str, height: float = 2.9) -> "tuple[Figure, Axes]":
         raise InvalidInput("report", "needs matplotlib: pip install 'relaygr[report]'") from error
     mpl.rcParams["svg.hashsalt"] = "relaygr"  # names inside the SVG are the same each time
     title = textwrap.fill(title, 80)
-    figure = Figure(figsize=(6.4, height + 0.3 * title.count("\n")), layout="constrained")
+    figure = Figure(figsize=(7.4, height + 0.3 * title.count("\n")), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)

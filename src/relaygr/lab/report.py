@@ -2,7 +2,7 @@
 
 import html
 import json
-from collections import Counter
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,21 +10,35 @@ from typing import Any, Final
 
 from relaygr.errors import InvalidInput
 from relaygr.lab.figures import Chart, against, bars, over_time
+from relaygr.lab.found import UNCONFIRMED, Found, shown_lengths, shown_value
 from relaygr.lab.outcome import Moment
 from relaygr.lab.outputs import checked_folder
-from relaygr.lab.probe_file import ProbeFile
+from relaygr.lab.probe_file import ProbeFile, Searched
+from relaygr.lab.searched import Group, grouped
+from relaygr.serving.modes import Mode
 
 __all__ = ["Results", "load_results", "write_report"]
 
-RELAY: Final = "relay+host+extend"
+_FIGURES: Final = re.compile(r'<meta name=figures content="([^"]*)">')
+_OURS: Final = re.compile(r"[\w-]+-(?:p99|paths|time)\.png")
+
+
+_COLUMNS: Final = (
+    "At the limit of each mode that was searched; the others were measured at the relay's, once. “reuse”: the share of "
+    "requests for which an earlier one had left a prefix. “device-seconds”: for how long the device was busy; a dash "
+    "where the probe was ended early. “precision”: the share of signals sent for ranks that computing in full would "
+    "have made late; “recall”: the share of such ranks that a signal was sent for."
+)
 
 
 @dataclass
 class Results:
-    """What was measured: tables of headlines, and probes."""
+    """What was measured: tables of headlines, and probes with the searches they were made in."""
 
     tables: list[dict[str, Any]] = field(default_factory=list)
     probes: list[dict[str, Any]] = field(default_factory=list)
+    searches: dict[str, Searched] = field(default_factory=dict)
+    """By what their probes are kept with."""
 
 
 def load_results(paths: Sequence[Path]) -> Results:
@@ -34,10 +48,12 @@ def load_results(paths: Sequence[Path]) -> Results:
         if not path.exists():
             raise InvalidInput("results", f"{path} does not exist")
         if path.suffix == ".jsonl":
-            probes = list(ProbeFile(path))
+            file = ProbeFile(path)
+            probes = list(file)
             if not probes:
                 raise InvalidInput("results", f"{path} has no probes in it")
             found.probes += probes
+            found.searches |= {Searched.name(search): each for search, each in file.searches.items()}
             continue
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
@@ -49,23 +65,36 @@ def load_results(paths: Sequence[Path]) -> Results:
     return found
 
 
-def write_report(results: Results, out: Path) -> Path:
-    """The page, `report.html`, which needs nothing else; and its figures as PNG beside it."""
+def write_report(results: Results, out: Path) -> list[Path]:
+    """The page, `report.html`, which needs nothing else, and its figures as PNG beside it: where they are.
+
+    Figures of the page that was there before, by what it says of itself, are removed.
+    """
     checked_folder("out", out)
+    page = out / "report.html"
+    for stale in _figures_of(page):
+        stale.unlink(missing_ok=True)
     sections = [_headline(table) for table in results.tables]
-    rows = [name for table in results.tables for name in table["details"]]
-    order = {name: place for place, name in enumerate(rows)}
-    groups = sorted(_grouped(results.probes).items(), key=lambda group: order.get(group[0], len(order)))
-    for name, probes in groups:
-        charts = _charts(name, probes)
-        for chart in charts:
-            chart.png(out)
+    pngs: list[Path] = []
+    for group in grouped(results.probes, results.searches, results.tables):
+        charts = _charts(group)
+        pngs += [chart.png(out) for chart in charts]
         figures = "".join(f"<figure>{chart.svg()}</figure>" for chart in charts)
-        sections.append(f"<h2>{html.escape(name)}</h2>{_conditions(probes)}{figures}{_modes_table(probes)}")
+        told = f"{_answer(group)}{_conditions(group)}{figures}{_modes_table(group)}"
+        sections.append(f"<h2>{html.escape(group.name)}</h2>{told}")
     sections += [_ran(table) for table in results.tables]
-    path = out / "report.html"
-    path.write_text(_PAGE.replace("{{sections}}", "\n".join(sections)), encoding="utf-8")
-    return path
+    named = html.escape(" ".join(path.name for path in pngs))
+    filled = _PAGE.replace("{{figures}}", named).replace("{{sections}}", "\n".join(sections))
+    page.write_text(filled, encoding="utf-8")
+    return [page, *pngs]
+
+
+def _figures_of(page: Path) -> list[Path]:
+    """Those that a page was written with."""
+    text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
+    named = _FIGURES.search(text)
+    names = html.unescape(named[1]).split() if named else []
+    return [page.parent / name for name in names if _OURS.fullmatch(name)]
 
 
 def _headline(table: Mapping[str, Any]) -> str:
@@ -74,11 +103,11 @@ def _headline(table: Mapping[str, Any]) -> str:
         "what",
         "behaviours",
         "budgets, ms",
-        "reuse",
+        "the relay's reuse",
         "full alone",
         "against full",
         "against cache",
-        "P99, ms",
+        "the relay's ranking P99, ms",
     )
     lines = []
     for name, detail in table["details"].items():
@@ -88,7 +117,7 @@ def _headline(table: Mapping[str, Any]) -> str:
         lines.append(
             (
                 detail["shape"], f"{what}, {detail['traffic']} ({name})", f"{row['n'] or 0:,}",
-                "{:g} / {:g}".format(*row["budgets_ms"]), _number(row["reuse"], ".2f"),
+                "{:g} / {:g}".format(*row["budgets_ms"]), _number(row["reuse"], ".0%"),
                 _number(row["full_share"], ".0%"), _times(ratio["full"]), _times(ratio["cache"]),
                 _number(row["p99_ms"], ".1f"),
             )
@@ -103,104 +132,79 @@ def _headline(table: Mapping[str, Any]) -> str:
     return f"<h2>Headline, {where}</h2><p>{told}</p>{_table(heads, lines)}"
 
 
-def _grouped(probes: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """By the row they were run for, or by the search and all that stays the same in one.
-
-    They are named by their users and budgets, and by what else tells groups apart, or else by a number.
-    """
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in probes:
-        groups.setdefault(row.get("row") or _same(row), []).append(row)
-    others = [_told_apart(rows) for rows in groups.values() if "row" not in rows[0]]
-    differ = [len(set(column)) > 1 for column in zip(*others, strict=True)]
-    named: dict[str, list[dict[str, Any]]] = {}
-    for rows in groups.values():
-        name = rows[0].get("row")
-        if name is None:
-            more = (part for part, differs in zip(_told_apart(rows), differ, strict=True) if differs and part)
-            name = ", ".join((_common(rows[0]["probe"]), *more))
-        count = sum(each == name or each.startswith(f"{name} (") for each in named)
-        named[f"{name} ({count + 1})" if count else name] = rows
-    return named
-
-
-def _same(row: Mapping[str, Any]) -> str:
-    """What all probes of a search have in common: all but the mode, its tuning, and what is searched or drawn."""
-    probe, load = row["probe"], row["probe"]["workload"]
-    searched = ("rate", "seconds", "seed", *(("lengths",) if load["lengths"].isdigit() else ()))
-    told = {name: value for name, value in load.items() if name not in searched}
-    return json.dumps([told, probe["budgets"], probe.get("engine"), row.get("searched")], sort_keys=True)
+def _answer(group: Group) -> str:
+    """What the search came to, in a sentence and a table."""
+    found, by_length = group.found, group.kind == "length"
+    unit = "behaviours" if by_length else "requests a second"
+    relay = found.modes.get(Mode.RELAY_HOST_EXTEND)
+    said = ""
+    if relay is not None and relay.value is not None:
+        ratios = [(mode, found.shown_ratio(mode)) for mode in (Mode.FULL, Mode.CACHE)]
+        of = " and ".join(f"{ratio} what {mode} did" for mode, ratio in ratios if ratio)
+        said = f"The whole relay held {relay.shown} {unit}" + (f": {of}." if of else ".")
+    elif relay is not None:
+        said = "The whole relay held nowhere that it was tried, or not again."
+    heads = ("mode", f"{'longest' if by_length else 'highest'} that held, {unit}", "failed next at",
+             "the relay holds", "the simulator had said")  # fmt: skip
+    lines = []
+    for mode, limit in found.modes.items():
+        guess = group.simulated.get(mode)
+        off = f" ({guess / limit.value - 1:+.0%})" if guess and limit.value else ""
+        ratio = "" if mode is Mode.RELAY_HOST_EXTEND else found.shown_ratio(mode) or "–"
+        lines.append(
+            (mode.value, limit.shown, limit.shown_failed, ratio, "–" if guess is None else shown_value(guess) + off)
+        )
+    return f"<p class=answer>{html.escape(said)}</p>{_table(heads, lines)}<p>{html.escape(_notes(found))}</p>"
 
 
-def _common(probe: Mapping[str, Any]) -> str:
-    """How users come back, by a profile or as in a recording, which its digest tells from others; whose lengths, where
-    those are not a number, which may be what was searched; and the budgets."""
-    load, budgets = probe["workload"], probe["budgets"]
-    back = f"recorded {load['recorded'][:6]}" if "recorded" in load else str(load["profile"])
-    store = f"{load['lengths']} {load['stored'][:6]}" if "stored" in load else load["lengths"]
-    lengths = "" if load["lengths"].isdigit() else f", {store}"
-    return f"{back}{lengths}, {budgets['ranking_ms']:g} / {budgets['pipeline_ms']:g} ms"
+def _notes(found: Found) -> str:
+    limits = found.modes.values()
+    notes = ["In brackets: what the ratio lies between, if each limit does between what held and what failed next."]
+    if any(limit.value is not None and not limit.confirmed for limit in limits):
+        notes.append(f"{UNCONFIRMED}: held once, not confirmed by another probe.")
+    if any(limit.value is None for limit in limits):
+        notes.append("none: nothing that was tried held, and held again.")
+    if any(limit.failed is None for limit in limits):
+        notes.append("Where nothing is said to have failed next, nothing higher was seen to.")
+    return " ".join(notes)
 
 
-def _told_apart(probes: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """What else a group is known by: its length where it has one, candidates, stages and engine."""
-    load, lengths = probes[0]["probe"]["workload"], {row["probe"]["workload"]["lengths"] for row in probes}
-    (length,) = lengths if len(lengths) == 1 else ("",)
-    return (
-        f"{length} behaviours" if length.isdigit() else "",
-        f"{load['candidates']:,} candidates",
-        f"stages of {load['retrieval_ms']:g} and {load['pre_processing_ms']:g} ms",
-        probes[0]["probe"].get("engine", ""),
-    )
-
-
-def _charts(name: str, probes: Sequence[dict[str, Any]]) -> list[Chart]:
+def _charts(group: Group) -> list[Chart]:
+    name, probes, by_length = group.name, group.probes, group.kind == "length"
     slug = "".join(letter if letter.isalnum() else "-" for letter in name)
-    lengths = [
-        float(row["probe"]["workload"]["lengths"]) for row in probes if row["probe"]["workload"]["lengths"].isdigit()
-    ]
-    by_length = len(set(lengths)) > 1
-    values = lengths if by_length else [row["probe"]["workload"]["rate"] for row in probes]
     what = "behaviours" if by_length else "requests a second"
     budget = probes[0]["probe"]["budgets"]["ranking_ms"]
+    values = [group.value(row) for row in probes]
     charts = [against(f"{slug}-p99", f"{name}: P99 against {what}", probes, what, values, budget)]
-    best = _best(probes)
-    charts.append(
-        bars(f"{slug}-paths", f"{name}: paths taken", {mode: row["told"]["paths"] for mode, (row, _) in best.items()})
-    )
-    relay, _ = best.get(RELAY, ({}, ""))
+    best = _best(group)
+    mixes = {
+        f"{mode}{'' if row['told']['within budgets'] else ', fails'}": row["told"]["paths"]
+        for mode, (row, _) in best.items()
+    }
+    if mixes:
+        charts.append(bars(f"{slug}-paths", f"{name}: paths taken, each mode as in the table below", mixes))
+    relay, _ = best.get(Mode.RELAY_HOST_EXTEND, ({}, []))
     if relay.get("moments"):
-        load = relay["probe"]["workload"]
-        title = f"{name}: the relay at {load['rate']:g}/s of {load['lengths']}"
+        verdict = "" if relay["told"]["within budgets"] else ", where it fails"
+        title = f"{name}: the relay at {_sent(relay)}{verdict}"
         charts.append(over_time(f"{slug}-time", title, [Moment(*each) for each in relay["moments"]]))
     return charts
 
 
-def _best(probes: Sequence[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], str]]:
-    """Of each mode the probe that went furthest, and how often the mode held there: where that was twice, and as often
-    as not, as a search has it; else where it was tried once; else of all."""
-    tried = Counter(map(_where, probes))
-    held = Counter(_where(row) for row in probes if row["told"]["within budgets"])
-
-    def reach(row: dict[str, Any]) -> tuple[int, float, float, bool]:
-        where = _where(row)
-        sure = 2 if held[where] >= max(2, tried[where] / 2) else int(held[where] == tried[where])
-        return sure, *where[1:], row["told"]["within budgets"]
-
-    best: dict[str, dict[str, Any]] = {}
-    for row in probes:
-        mode = row["probe"]["mode"]
-        if mode not in best or reach(row) > reach(best[mode]):
-            best[mode] = row
-    return {mode: (row, f"{held[_where(row)]} of {tried[_where(row)]}") for mode, row in best.items()}
+def _best(group: Group) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """By mode, those that were searched first: the probe to tell of, and all that were made there."""
+    modes = dict.fromkeys([*group.found.modes, *(row["probe"]["mode"] for row in group.probes)])
+    shown = {str(mode): group.shown(mode) for mode in modes}
+    return {mode: told for mode, told in shown.items() if told is not None}
 
 
-def _where(row: Mapping[str, Any]) -> tuple[str, float, float]:
+def _sent(row: Mapping[str, Any]) -> str:
     load = row["probe"]["workload"]
-    return row["probe"]["mode"], float(load["lengths"]) if load["lengths"].isdigit() else 0.0, load["rate"]
+    return f"{load['rate']:g}/s of {shown_lengths(load['lengths'])}"
 
 
-def _conditions(probes: Sequence[dict[str, Any]]) -> str:
+def _conditions(group: Group) -> str:
+    probes = group.probes
     load, budgets = probes[0]["probe"]["workload"], probes[0]["probe"]["budgets"]
     reuse = f" (reuse {load['reuse']:g})" if load["profile"] == "reuse" else ""
     sources = probes[0].get("traffic", {}).get("sources")
@@ -210,37 +214,41 @@ def _conditions(probes: Sequence[dict[str, Any]]) -> str:
         back += f" ({users}); lengths: {sources['lengths']}"
     if probes[0].get("traffic", {}).get("hybrid"):
         back += "; a hybrid of both, which nobody has seen together"
-    engine = f"; served by {probes[0]['probe']['engine']}" if "engine" in probes[0]["probe"] else ""
+    served = f" Served by {group.served}." if group.served else ""
+    ran = f" Ran: {group.ran}." if group.ran else ""
     told = (
         f"Budgets {budgets['ranking_ms']:g} ms for ranking and {budgets['pipeline_ms']:g} ms in all; retrieval and "
         f"pre-processing take {load['retrieval_ms']:g} and {load['pre_processing_ms']:g} ms in the middle, "
         f"{load['stage_spread']:g} times that at P99; {load['candidates']:,} candidates; users come back "
-        f"{back}; arrivals: {load['arrivals']}{engine}. A point is one probe, filled where the budgets "
-        "held."
+        f"{back}; arrivals: {load['arrivals']}.{served}{ran} A point of the first chart is one probe, filled where "
+        "it held; one that answered nothing has none."
     )
     return f"<p>{html.escape(told)}</p>"
 
 
-def _modes_table(probes: Sequence[dict[str, Any]]) -> str:
+def _modes_table(group: Group) -> str:
     heads = (
-        "mode", "went furthest at", "held", "failed (95%)", "ranking P50 / P99, ms", "reuse", "device busy",
-        "device s per 1,000", "signals: precision / recall", "steps, ms",
+        "mode", "at", "probes there that held", "failed (95%)", "ranking P50 / P99, ms", "reuse", "device busy",
+        "device-seconds per 1,000 requests", "signals: precision / recall", "appends in steps of, ms",
     )  # fmt: skip
     lines = []
-    for mode, (row, held) in _best(probes).items():
-        told, load = row["told"], row["probe"]["workload"]
+    for mode, (row, there) in _best(group).items():
+        told = row["told"]
         low, high = told["failed, 95%"]
+        held = sum(each["told"]["within budgets"] for each in there)
+        searched = Mode(mode) in group.found.modes
+        spent = None if told["cut short"] else 1000 * told["device busy"] / row["probe"]["workload"]["rate"]
         lines.append(
             (
-                mode, f"{load['rate']:g}/s of {load['lengths']}", held,
-                f"{told['failed']:.1%} ({low:.1%}–{high:.1%})",
+                mode, ("" if held or not searched else "held nowhere; at ") + _sent(row), f"{held} of {len(there)}",
+                f"{told['failed']:.1%} ({low:.1%} – {high:.1%})",
                 f"{_number(told['ranking P50'], '.1f')} / {_number(told['ranking P99'], '.1f')}",
-                f"{told['reuse']:.2f}", f"{told['device busy']:.0%}", f"{1000 / load['rate']:.1f}",
+                f"{told['reuse']:.0%}", f"{told['device busy']:.0%}", _number(spent, ".2f"),
                 f"{_number(told['trigger precision'], '.0%')} / {_number(told['trigger recall'], '.0%')}",
                 f"{row['probe']['tuning']['step_ms']:.3g}",
             )
         )  # fmt: skip
-    return _table(heads, lines)
+    return _table(heads, lines) + f"<p>{_COLUMNS}</p>"
 
 
 def _ran(table: Mapping[str, Any]) -> str:
@@ -280,6 +288,7 @@ def _times(value: float | None) -> str:
 
 _PAGE: Final = """<!doctype html>
 <html lang=en><head><meta charset=utf-8><meta name=viewport content="width=device-width">
+<meta name=figures content="{{figures}}">
 <title>RelayGR: the relay against the same engine without it</title>
 <style>
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1080px; margin: 2em auto; padding: 0 1.2em }
@@ -287,10 +296,12 @@ h1 { font-size: 1.7em; margin-bottom: .2em }
 h2 { font-size: 1.2em; margin-top: 2.2em; border-top: 1px solid #ddd; padding-top: 1em }
 table { border-collapse: collapse; font-size: 13px }
 th { text-align: left; font-weight: 600; border-bottom: 2px solid #1f6f8b }
-th, td { padding: .35em .8em .35em 0; vertical-align: top }
+th, td { padding: .35em 1.1em .35em 0; vertical-align: top }
+td { white-space: nowrap }
+.answer { font-size: 1.1em; font-weight: 600 }
 tbody tr { border-bottom: 1px solid #eee }
 .wide { overflow-x: auto }
-figure { display: inline-block; width: 31em; margin: .6em 1.2em .6em 0; max-width: 100%; vertical-align: top }
+figure { width: 46em; margin: .6em 0; max-width: 100% }
 figure svg { width: 100%; height: auto }
 p { max-width: 72ch }
 </style></head><body>
