@@ -64,9 +64,12 @@ def against(
     name: str, title: str, probes: Sequence[Mapping[str, Any]], what: str, values: Sequence[float], budget_ms: float
 ) -> Chart:
     """Ranking P99 of every probe against its rate or length, by mode: filled where it held, hollow where not. One that
-    answered nothing has no P99."""
+    answered nothing has no P99. Modes are set a little aside of each other, so that none hides another."""
     figure, axes = _axes(title)
-    for place, mode in enumerate(_modes(probes)):
+    from matplotlib.transforms import offset_copy
+
+    modes = _modes(probes)
+    for place, mode in enumerate(modes):
         mine = [
             (value, row["told"]["ranking P99"], row["told"]["within budgets"])
             for value, row in sorted(zip(values, probes, strict=True), key=lambda pair: pair[0])
@@ -74,19 +77,19 @@ def against(
         ]
         colour, marker = _LOOKS.get(mode, _OTHER)
         xs, ys = [value for value, _, _ in mine], [p99 for _, p99, _ in mine]
-        axes.plot(xs, ys, color=colour, linewidth=1.0, alpha=0.4)
+        aside = offset_copy(axes.transData, figure, 3.5 * (place - (len(modes) - 1) / 2), units="points")
+        axes.plot(xs, ys, color=colour, linewidth=1.0, alpha=0.4, transform=aside)
         faces = [colour if held else "none" for _, _, held in mine]
-        edges = ["white" if held else colour for _, _, held in mine]
-        size = max(90 - 9 * place, 27)  # smaller ones lie on larger ones: none is hidden
-        axes.scatter(xs, ys, s=size, c=faces, marker=marker, edgecolors=edges, linewidths=1.1, zorder=3)
+        axes.scatter(xs, ys, s=36, c=faces, marker=marker, edgecolors=colour, linewidths=1.1, zorder=3, transform=aside)
         axes.scatter([], [], s=40, color=colour, marker=marker, label=mode)
     axes.axhline(budget_ms, color="#999999", linestyle="--", linewidth=0.9, label="budget")
-    axes.set_xlim(min(values) / 1.1, max(values) * 1.1)
+    axes.set_xlim(min(values) / 1.2, max(values) * 1.2)
     axes.set_xscale("log")
     _ticks(axes, max(values) / min(values))
     axes.set_xlabel(what)
     axes.set_ylabel("ranking P99 of those answered, ms")
-    axes.set_ylim(bottom=0)
+    answered = [row["told"]["ranking P99"] or 0.0 for row in probes]
+    axes.set_ylim(0, 1.08 * max(budget_ms, *answered))
     _legend_beside(axes)
     return Chart(name, title, figure)
 

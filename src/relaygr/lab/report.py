@@ -221,7 +221,7 @@ def _conditions(group: Group) -> str:
         f"pre-processing take {load['retrieval_ms']:g} and {load['pre_processing_ms']:g} ms in the middle, "
         f"{load['stage_spread']:g} times that at P99; {load['candidates']:,} candidates; users come back "
         f"{back}; arrivals: {load['arrivals']}.{served}{ran} A point of the first chart is one probe, filled where "
-        "it held; one that answered nothing has none."
+        "it held, and set aside a little by its mode; one that answered nothing has none."
     )
     return f"<p>{html.escape(told)}</p>"
 
