@@ -217,6 +217,55 @@ def test_bad_input_gets_a_4xx_that_names_the_field(tmp_path: Path, change: dict[
     run(tmp_path, test)
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"candidates": [1, 2, -3]}, "candidates: must not be negative; entry 2 is -3"),
+        ({"candidates": [1, 2**63]}, f"candidates: must fit int64; entry 1 is {2**63}"),
+        ({"context": [0, -3]}, "context: must not be negative; entry 1 is -3"),
+        (
+            {"behaviours": {"items": [1, -2], "actions": [1, 1], "timestamps": [1, 1]}},
+            "behaviours.items: must not be negative; entry 1 is -2",
+        ),
+        (
+            {"behaviours": {"items": [1, 2], "actions": [1, 2**31], "timestamps": [1, 1]}},
+            f"behaviours.actions: must fit int32; entry 1 is {2**31}",
+        ),
+        (
+            {"behaviours": {"items": [1, 2], "actions": [1, 99], "timestamps": [1, 1]}},
+            "behaviours.actions: must be below 16, this model's number of actions; entry 1 is 99",
+        ),
+    ],
+)
+def test_the_sentence_says_which_entry_is_wrong(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+    async def test(served: Instance) -> None:
+        reply = await served.post("/v1/rank", {"user": "u", "behaviours": {}, "candidates": [1], **change})
+        assert (reply.status_code, reply.json()["message"]) == (400, sentence)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("told", ["1e9", "-4", "inf", "nan"])
+def test_a_deadline_that_cannot_be_is_refused_with_those_that_can(tmp_path: Path, told: str) -> None:
+    async def test(served: Instance) -> None:
+        body = {"user": "u", "length": 0, "candidates": [1]}
+        reply = await served.post("/v1/rank", body, x_relaygr_deadline_ms=told)
+        assert (reply.status_code, reply.json()["field"]) == (400, "x-relaygr-deadline-ms")
+        assert "at least 0 and below 1e9" in reply.json()["message"]
+
+    run(tmp_path, test)
+
+
+def test_a_compressed_body_is_refused_by_the_header_that_says_so(tmp_path: Path) -> None:
+    async def test(served: Instance) -> None:
+        body = {"user": "u", "length": 0, "candidates": [1]}
+        reply = await served.post("/v1/rank", body, content_encoding="gzip")
+        assert (reply.status_code, reply.json()["field"]) == (415, "content-encoding")
+        assert (await served.post("/v1/rank", body, content_encoding="identity")).status_code == 200
+
+    run(tmp_path, test)
+
+
 def test_other_paths_methods_types_and_sizes_are_refused_as_documented(tmp_path: Path) -> None:
     async def test(served: Instance) -> None:
         assert (await served.client.get("/nothing")).status_code == 404

@@ -409,6 +409,16 @@ def test_a_gateway_refuses_numbers_that_do_not_fit(tmp_path: Path) -> None:
         one = {"item": 1, "action": 2**40, "timestamp": 2**60}
         reply = await served.send("POST", "/v1/behaviours", json={"user": "user-7", "behaviours": [one]})
         assert reply.status_code == 400
+        fine = {"item": 1, "action": 1, "timestamp": 1700000180}
+        for change, field, entry in (
+            ({"item": -1}, "behaviours.item", "entry 1 is -1"),
+            ({"action": 16}, "behaviours.action", "entry 1 is 16"),
+            ({"timestamp": 10**12}, "behaviours.timestamp", f"entry 1, {10**12}, looks like milliseconds"),
+        ):
+            body = {"user": "user-7", "behaviours": [fine, {**fine, **change}]}
+            told = (await served.send("POST", "/v1/behaviours", json=body)).json()
+            assert told["field"] == field
+            assert entry in told["message"]
 
     run(tmp_path, "gateway", test)
 

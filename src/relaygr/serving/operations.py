@@ -66,7 +66,7 @@ ALWAYS: Final = {
 }
 POSTED: Final = {
     400: "The input is wrong; `field` and the sentence say how.",
-    415: "Send application/json or application/msgpack.",
+    415: "Send application/json or application/msgpack, without a content-encoding.",
     503: "Draining, or a part that should answer is gone; try again, or elsewhere.",
 }
 _LATE: Final = {504: "The answer could not be there in time."}

@@ -362,7 +362,9 @@ def integers(field: str, values: Ints, dtype: Any) -> npt.NDArray[Any]:
     try:
         return np.array(values, dtype)
     except OverflowError as error:
-        raise InvalidInput(field, f"has values that do not fit {np.dtype(dtype).name}") from error
+        info = np.iinfo(dtype)
+        at = next(at for at, value in enumerate(values) if not info.min <= value <= info.max)
+        raise InvalidInput(field, f"must fit {info.dtype.name}; entry {at} is {shown(values[at])}") from error
 
 
 def raw_integers(field: str, values: Ints, dtype: Any) -> bytes:
