@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from relaygr.errors import RelayError
 
-__all__ = ["errors"]
+__all__ = ["errors", "tell"]
 
 
 @contextlib.contextmanager
@@ -18,5 +18,10 @@ def errors(command: str) -> Iterator[None]:
     try:
         yield
     except RelayError as error:
-        Console(stderr=True).print(f"[red]relaygr {command}:[/] {escape(str(error))}", soft_wrap=True)
+        tell(command, error)
         raise typer.Exit(1) from error
+
+
+def tell(command: str, error: RelayError) -> None:
+    """Say it in a line."""
+    Console(stderr=True).print(f"[red]relaygr {command}:[/] {escape(str(error))}", soft_wrap=True)
