@@ -65,7 +65,7 @@ $(BIN)/python:
 # The build backend first, so that its version is pinned as well.
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install --quiet -c constraints.txt hatchling editables
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
 # For the interpreter that runs the kernels' tests on a CPU. Large, and not to be had everywhere.

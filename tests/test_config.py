@@ -80,6 +80,10 @@ def test_sizes_of_the_tiers_are_read_from_their_fields() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("device", "tpu"),
+        ("device", "cuda:one"),
+        ("device", "cuda:"),
+        ("device", None),
         ("dtype", "float64"),
         ("dtype", None),
         ("on_miss", "fail"),
@@ -124,6 +128,8 @@ def test_a_value_that_cannot_be_is_refused_by_name(field: str, value: Any) -> No
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("device", "cuda:12"),
+        ("device", "simulated"),
         ("max_history", 1),
         ("max_history", None),
         ("lease_s", 1),

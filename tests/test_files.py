@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and can be read by whom new files can be read by."""
+"""Files are written whole or not at all, and can be read by whom new files can be read by; one process holds a lock."""
 
 import stat
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from relaygr.cascade.catalogue import Catalogue
-from relaygr.files import replacing
+from relaygr.errors import InvalidInput, Unavailable
+from relaygr.files import alone, replacing
 from relaygr.model import checkpoint
 from relaygr.train.recipe import Recipe
 from relaygr.train.trainer import fresh_model
@@ -52,3 +53,17 @@ def test_models_and_catalogues_have_the_mode_of_new_files_whatever_was_left_behi
     assert mode(tmp_path / "model.safetensors") == mode(tmp_path / "usual")
     assert mode(tmp_path / "items.safetensors") == mode(tmp_path / "usual")
     assert not left.exists()
+
+
+def test_a_lock_is_held_by_one_and_let_go(tmp_path: Path) -> None:
+    lock = tmp_path / "new" / "a.lock"
+    with alone(lock, "out", "first"), pytest.raises(Unavailable, match="taken"), alone(lock, "out", "taken"):
+        pass
+    with alone(lock, "out", "again"):
+        pass
+
+
+def test_a_file_where_the_folder_of_a_lock_is_wanted_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInput, match=r"^out: .*cannot be used"), alone(tmp_path / "file" / "a.lock", "out", ""):
+        pass

@@ -68,6 +68,8 @@ class EngineConfig:
     """Keep a checksum of every page and check it before the page is read. Slow; for finding faults."""
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"cpu|cuda(:\d+)?|simulated", str(self.device), re.ASCII):
+            raise InvalidInput("device", f"is {shown(self.device)}; choose from cpu, cuda, cuda:1 and so on, simulated")
         if self.dtype not in ("float32", "bfloat16", "float16"):
             raise InvalidInput("dtype", f"is {shown(self.dtype)}; choose from float32, bfloat16, float16")
         if self.on_miss not in ("full", "truncate"):

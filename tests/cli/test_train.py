@@ -1,6 +1,9 @@
 """`relaygr train` and `relaygr evaluate`, as a user calls them."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,10 @@ from typer.testing import CliRunner
 
 from relaygr.cascade.catalogue import Catalogue
 from relaygr.cli import app
+from relaygr.files import alone
 from relaygr.model import checkpoint
 from relaygr.train import dataset as datasets
+from relaygr.train.trained import LOCK
 from small_data import cyclic, rows_of
 
 RECIPE = """
@@ -94,6 +99,42 @@ def test_a_shorter_history_gives_other_figures(trained: Path) -> None:
 def test_a_model_is_not_trained_over(trained: Path) -> None:
     said = call("train", trained / "tiny.toml", trained / "data", trained / "model", status=1)
     assert "holds a trained model already" in said
+
+
+def test_every_epoch_is_told_with_the_time_that_is_left(trained: Path, tmp_path: Path) -> None:
+    arguments = ("train", trained / "tiny.toml", trained / "data", tmp_path / "out")
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    lines = result.stderr.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [f"epoch {number} of 3" for number in (1, 2, 3)]
+    assert lines[-1].startswith("epoch 3 of 3, 0:00:00 left: next_item ")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        ["LICENCE.txt", "card.md", "items.safetensors", "model.safetensors", "training.json"]
+    )
+
+
+def test_interrupted_it_says_how_to_go_on_and_does(trained: Path, tmp_path: Path) -> None:
+    recipe, data, out = tmp_path / "longer.toml", trained / "data", tmp_path / "out"
+    recipe.write_text((trained / "tiny.toml").read_text().replace("epochs = 3", "epochs = 40"))
+    command = [sys.executable, "-m", "relaygr", "train", *map(str, (recipe, data, out))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("epoch 1 of 40, ")
+        process.send_signal(signal.SIGINT)
+        told = process.communicate(timeout=60)[1].splitlines()
+    assert process.returncode == 130
+    stopped = int(told[-1].removeprefix("stopped after epoch ").removesuffix("; the same command goes on"))
+    assert "is not finished: run the same `relaygr train` again" in call("evaluate", out, data, status=1)
+    result = CliRunner().invoke(app, ["train", str(recipe), str(data), str(out)])
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[0] == f"going on at epoch {stopped + 1} of 40"
+    assert result.stderr.splitlines()[1].startswith(f"epoch {stopped + 1} of 40, ")
+    assert (out / "card.md").exists()
+
+
+def test_a_folder_that_another_trains_into_is_refused(trained: Path, tmp_path: Path) -> None:
+    with alone(tmp_path / LOCK, "out", "taken"):
+        said = call("train", trained / "tiny.toml", trained / "data", tmp_path, status=1)
+    assert "another `relaygr train` trains into" in said
 
 
 def test_data_that_a_model_was_not_made_for_are_refused(trained: Path, tmp_path: Path) -> None:

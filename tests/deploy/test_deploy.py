@@ -241,9 +241,7 @@ def test_haproxy_s_configuration_is_what_the_command_prints_and_haproxy_takes(tm
 def ray_settings() -> Settings:
     (config,) = [each for each in documents(DEPLOY / "ray" / "rayservice.yaml") if each["kind"] == "ConfigMap"]
     assert refused(config) == ""
-    from relaygr.serving.settings import _build  # what read does behind the file
-
-    return _build(Settings(), tomllib.loads(config["data"]["relay.toml"]), "")
+    return read(None, tomllib.loads(config["data"]["relay.toml"]))
 
 
 def test_serve_s_configuration_is_what_serve_takes_and_names_what_the_application_has(tmp_path: Path) -> None:

@@ -238,6 +238,7 @@ async def test_a_cache_that_cannot_be_is_refused_at_the_start(field: str, says: 
     [
         ("device", {"device": "abacus"}),
         ("device", {"device": "meta"}),
+        ("device", {"device": "simulated"}),
         ("device", {"device": "cuda:99"}),
         ("device_cache", {"device_cache": "900TiB"}),
         ("host_cache", {"host_cache": "900TiB"}),

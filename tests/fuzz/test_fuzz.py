@@ -29,6 +29,11 @@ MIB = 2**20
 DOCUMENTS = {"gateway": json.loads(openapi.gateway_document()), "instance": json.loads(openapi.instance_document())}
 LIMITS = {"gateway": gateway.MAX_BODY, "instance": instance.MAX_BODY}
 POSTS = {"gateway": ("/v1/recommend", "/v1/behaviours"), "instance": ("/v1/pre-infer", "/v1/rank")}
+FINE = {
+    "gateway": msgspec.json.encode({"user": "user-1"}),
+    "instance": msgspec.json.encode({"user": "user-1", "length": 0}),
+}
+"""For the first of them."""
 both = pytest.mark.parametrize("name", ["gateway", "instance"])
 
 
@@ -62,7 +67,7 @@ async def _answers(server: Server) -> None:
     client = HttpClient.to(server.address, keep=0)
     assert (await client.request("GET", "/healthz")).status == 200
     path = POSTS[server.name][0]
-    body = msgspec.json.encode({"user": "user-1"})
+    body = FINE[server.name]
     reply = await client.request("POST", path, body, {"content-type": "application/json"})
     assert reply.status in (200, 202), reply
 
@@ -240,7 +245,7 @@ def test_a_body_over_the_bound_is_refused_before_it_is_read(server: Server, name
 
 @both
 def test_slow_clients_and_those_that_leave_hold_nobody_up_and_leave_nothing(server: Server, name: str) -> None:
-    body = msgspec.json.encode({"user": "user-1"})
+    body = FINE[name]
     whole = _head(server, len(body)) + body
     slow = [_connect(server) for _ in range(50)]
     for at, sock in enumerate(slow):
@@ -260,7 +265,7 @@ def test_slow_clients_and_those_that_leave_hold_nobody_up_and_leave_nothing(serv
 
 @both
 def test_clients_that_go_without_their_answer_leave_nothing_under_way(server: Server, name: str) -> None:
-    body = msgspec.json.encode({"user": "user-1"})
+    body = FINE[name]
     for _ in range(max(20, INPUTS // 100)):
         with _connect(server) as sock:
             sock.sendall(_head(server, len(body)) + body)

@@ -61,7 +61,7 @@ def _drain(process: "subprocess.Popen[str]", address: str) -> None:
         while client.get("/readyz").status_code == 200:
             assert time.monotonic() < until
         assert not statuses, "they are under way"
-        refused = client.post("/v1/rank", json={"user": "late", "candidates": [1]})
+        refused = client.post("/v1/rank", json={"user": "late", "length": 0, "candidates": [1]})
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
     for thread in ranks:

@@ -106,7 +106,7 @@ def test_out_of_memory_a_server_refuses_and_serves_again_when_there_is_some(tmp_
     with servers(tmp_path) as running:
         instance = running["instance"]
         with httpx.Client(base_url=instance.address, timeout=60) as client:
-            small = {"user": "user-9", "candidates": [5, 6, 7]}
+            small = {"user": "user-9", "length": 0, "candidates": [5, 6, 7]}
             n = 300_000
             columns = {"items": np.ones(n, np.int64).tobytes(), "actions": np.ones(n, np.int32).tobytes()}
             large = {

@@ -155,6 +155,27 @@ def test_digests_that_disagree_are_a_conflict_and_the_whole_history_settles_it(t
         assert short.status_code == 409
         whole = await served.post("/v1/rank", {**by_digest(400), "candidates": ITEMS.tolist()})
         assert whole.status_code == 200
+        other = await served.post("/v1/rank", {**by_digest(400), "digest": wrong["digest"], "candidates": [1]})
+        assert (other.status_code, other.json()["field"]) == (409, "digest")
+
+    run(tmp_path, test, stored=390)
+
+
+@pytest.mark.parametrize("path", ["/v1/rank", "/v1/pre-infer"])
+def test_a_history_that_is_not_told_is_refused_and_an_empty_one_is_not(tmp_path: Path, path: str) -> None:
+    async def test(served: Instance) -> None:
+        body = {"user": "u", "candidates": [1]} if path == "/v1/rank" else {"user": "u"}
+        reply = await served.post(path, body)
+        assert (reply.status_code, reply.json()["field"]) == (400, "behaviours")
+        none = behaviours(History.empty())
+        empties: list[dict[str, Any]] = [{"length": 0}, {"behaviours": {}}, {"behaviours": none}]
+        for empty in empties:
+            reply = await served.post(path, {**body, **empty})
+            assert reply.status_code in (200, 202), reply.text
+            assert reply.json().get("used", 0) == 0
+        if path == "/v1/rank":
+            reply = await served.post(path, {**body, "length": 390})
+            assert reply.json()["used"] == 390
 
     run(tmp_path, test, stored=390)
 
@@ -171,6 +192,10 @@ def test_digests_that_disagree_are_a_conflict_and_the_whole_history_settles_it(t
         ({"behaviours": {"items": [1], "actions": [99], "timestamps": [1]}}, "behaviours.actions"),
         ({"length": -1}, "length"),
         ({"start": -1}, "start"),
+        ({"start": 100}, "start"),
+        ({"behaviours": None}, "behaviours"),
+        ({"behaviours": None, "digest": "A" * 22 + "=="}, "length"),
+        ({"digest": "A" * 22 + "=="}, "length"),
         ({"length": 3, "digest": "AAAA"}, "digest"),
         ({"features": [[1.0, 2.0]]}, "features"),
         ({"request": [1.0]}, "request"),
@@ -185,9 +210,58 @@ def test_digests_that_disagree_are_a_conflict_and_the_whole_history_settles_it(t
 )
 def test_bad_input_gets_a_4xx_that_names_the_field(tmp_path: Path, change: dict[str, Any], field: str) -> None:
     async def test(served: Instance) -> None:
-        reply = await served.post("/v1/rank", {"user": "u", "candidates": [1], **change})
+        reply = await served.post("/v1/rank", {"user": "u", "behaviours": {}, "candidates": [1], **change})
         assert reply.status_code == 400, reply.text
         assert reply.json()["field"] == field
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"candidates": [1, 2, -3]}, "candidates: must not be negative; entry 2 is -3"),
+        ({"candidates": [1, 2**63]}, f"candidates: must fit int64; entry 1 is {2**63}"),
+        ({"context": [0, -3]}, "context: must not be negative; entry 1 is -3"),
+        (
+            {"behaviours": {"items": [1, -2], "actions": [1, 1], "timestamps": [1, 1]}},
+            "behaviours.items: must not be negative; entry 1 is -2",
+        ),
+        (
+            {"behaviours": {"items": [1, 2], "actions": [1, 2**31], "timestamps": [1, 1]}},
+            f"behaviours.actions: must fit int32; entry 1 is {2**31}",
+        ),
+        (
+            {"behaviours": {"items": [1, 2], "actions": [1, 99], "timestamps": [1, 1]}},
+            "behaviours.actions: must be below 16, this model's number of actions; entry 1 is 99",
+        ),
+    ],
+)
+def test_the_sentence_says_which_entry_is_wrong(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+    async def test(served: Instance) -> None:
+        reply = await served.post("/v1/rank", {"user": "u", "behaviours": {}, "candidates": [1], **change})
+        assert (reply.status_code, reply.json()["message"]) == (400, sentence)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("told", ["1e9", "-4", "inf", "nan"])
+def test_a_deadline_that_cannot_be_is_refused_with_those_that_can(tmp_path: Path, told: str) -> None:
+    async def test(served: Instance) -> None:
+        body = {"user": "u", "length": 0, "candidates": [1]}
+        reply = await served.post("/v1/rank", body, x_relaygr_deadline_ms=told)
+        assert (reply.status_code, reply.json()["field"]) == (400, "x-relaygr-deadline-ms")
+        assert "at least 0 and below 1e9" in reply.json()["message"]
+
+    run(tmp_path, test)
+
+
+def test_a_compressed_body_is_refused_by_the_header_that_says_so(tmp_path: Path) -> None:
+    async def test(served: Instance) -> None:
+        body = {"user": "u", "length": 0, "candidates": [1]}
+        reply = await served.post("/v1/rank", body, content_encoding="gzip")
+        assert (reply.status_code, reply.json()["field"]) == (415, "content-encoding")
+        assert (await served.post("/v1/rank", body, content_encoding="identity")).status_code == 200
 
     run(tmp_path, test)
 
@@ -203,10 +277,10 @@ def test_other_paths_methods_types_and_sizes_are_refused_as_documented(tmp_path:
         )
         assert (large.status_code, large.json()["field"]) == (413, "body")
         assert (
-            await served.post("/v1/rank", {"user": "u", "candidates": [1]}, x_relaygr_deadline_ms="soon")
+            await served.post("/v1/rank", {"user": "u", "length": 0, "candidates": [1]}, x_relaygr_deadline_ms="soon")
         ).status_code == 400
         assert (
-            await served.post("/v1/rank", {"user": "u", "candidates": [1]}, x_relaygr_deadline_ms="0")
+            await served.post("/v1/rank", {"user": "u", "length": 0, "candidates": [1]}, x_relaygr_deadline_ms="0")
         ).status_code == 504
 
     run(tmp_path, test)
@@ -216,7 +290,7 @@ def test_draining_refuses_new_work_and_says_so(tmp_path: Path) -> None:
     async def test(served: Instance) -> None:
         assert (await served.client.get("/readyz")).status_code == 200
         served.app.draining = True
-        reply = await served.post("/v1/rank", {"user": "u", "candidates": [1]})
+        reply = await served.post("/v1/rank", {"user": "u", "length": 0, "candidates": [1]})
         assert reply.status_code == 503
         assert reply.headers["retry-after"]
         assert (await served.client.get("/readyz")).status_code == 503
@@ -231,7 +305,7 @@ def test_a_device_that_keeps_failing_is_unavailable_not_wrong(tmp_path: Path) ->
         reply = await served.post("/v1/rank", {"user": "u", "behaviours": behaviours(HISTORY), "candidates": [1]})
         assert reply.status_code == 503
         served.executor.active = False
-        assert (await served.post("/v1/rank", {"user": "u", "candidates": [1]})).status_code == 200
+        assert (await served.post("/v1/rank", {"user": "u", "length": 0, "candidates": [1]})).status_code == 200
 
     run(tmp_path, test)
 

@@ -345,6 +345,7 @@ def test_whatever_is_wrong_with_a_number_is_a_400(tmp_path: Path) -> None:
     async def test(served: Served) -> None:
         changes: tuple[dict[str, Any], ...] = (
             {"start": 2**70},
+            {"start": 127},
             {"start": 2**62},
             {"length": 2**63},
             {"length": 2**70, "digest": "A" * 22 + "=="},
@@ -356,7 +357,7 @@ def test_whatever_is_wrong_with_a_number_is_a_400(tmp_path: Path) -> None:
             {"user": "\ud800"},
         )
         for change in changes:
-            body = json.dumps({"user": "user-7", "candidates": [1, 2, 3], **change})
+            body = json.dumps({"user": "user-7", "length": 0, "candidates": [1, 2, 3], **change})
             reply = await served.send("POST", "/v1/rank", content=body)
             assert reply.status_code == 400, (change, reply.text)
 
@@ -408,13 +409,23 @@ def test_a_gateway_refuses_numbers_that_do_not_fit(tmp_path: Path) -> None:
         one = {"item": 1, "action": 2**40, "timestamp": 2**60}
         reply = await served.send("POST", "/v1/behaviours", json={"user": "user-7", "behaviours": [one]})
         assert reply.status_code == 400
+        fine = {"item": 1, "action": 1, "timestamp": 1700000180}
+        for change, field, entry in (
+            ({"item": -1}, "behaviours.item", "entry 1 is -1"),
+            ({"action": 16}, "behaviours.action", "entry 1 is 16"),
+            ({"timestamp": 10**12}, "behaviours.timestamp", f"entry 1, {10**12}, looks like milliseconds"),
+        ):
+            body = {"user": "user-7", "behaviours": [fine, {**fine, **change}]}
+            told = (await served.send("POST", "/v1/behaviours", json=body)).json()
+            assert told["field"] == field
+            assert entry in told["message"]
 
     run(tmp_path, "gateway", test)
 
 
 def test_a_call_that_fails_unexpectedly_in_the_engine_is_answered(tmp_path: Path) -> None:
     async def test(served: Served) -> None:
-        body = encode(Encoding.MSGPACK, PreInferBody(user="user-7"))
+        body = encode(Encoding.MSGPACK, PreInferBody(user="user-7", length=0))
         headers = {"content-type": Encoding.MSGPACK.value}
         real = served.app._engine.call
 

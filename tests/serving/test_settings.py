@@ -26,7 +26,7 @@ from relaygr.history import LmdbStore, SteppedWindow
 from relaygr.model import build_model, checkpoint
 from relaygr.relay import RouterConfig, TriggerConfig
 from relaygr.serving.all import DEFAULTS
-from relaygr.serving.settings import DataSettings, GatewaySettings, InstanceSettings, Settings, read, render
+from relaygr.serving.settings import DataSettings, GatewaySettings, InstanceSettings, Settings, mistakes, read, render
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -278,6 +278,37 @@ def test_check_says_that_a_file_is_fine_or_what_is_wrong(tmp_path: Path) -> None
     wrong = CliRunner().invoke(app, ["config", "--check", str(path)])
     assert wrong.exit_code == 1
     assert "trigger.ranking_budget_ms: is no key; ranking_budget_ms belongs in [cascade]" in wrong.stderr
+
+
+def test_check_says_everything_that_is_wrong_each_in_a_line(tmp_path: Path) -> None:
+    text = """
+[cascade]
+pipeline_budget_ms = "135"
+[engine]
+device = "tpu"
+dtype = "float64"
+devise = "cpu"
+lease_s = 3
+[gateway]
+port = 70000
+[engines]
+"""
+    said = CliRunner().invoke(app, ["config", "--check", str(written(tmp_path, text))])
+    assert said.exit_code == 1
+    assert [line.split(": ")[1] for line in said.stderr.splitlines()] == [
+        "cascade.pipeline_budget_ms",
+        "engine.devise",
+        "engine.device",
+        "engine.dtype",
+        "gateway.port",
+        "engines",
+    ]
+    assert 'engine.device: is "tpu"; choose from cpu, cuda' in said.stderr
+
+
+def test_a_file_that_cannot_be_read_is_one_mistake(tmp_path: Path) -> None:
+    assert [error.field for error in mistakes(tmp_path / "nothing")] == [str(tmp_path / "nothing")]
+    assert "is not TOML" in mistakes(written(tmp_path, "["))[0].problem
 
 
 def test_a_file_for_serve_all_is_checked_over_its_defaults(tmp_path: Path) -> None:

@@ -46,25 +46,25 @@ def written(encoding: Encoding, body: object) -> bytes:
     [
         (RecommendBody, {"k": 3}, "user", "user: is missing"),
         (RecommendBody, {"user": "u", "limit": 3}, "limit", "limit: is no field that is read here"),
-        (RecommendBody, {"user": 3}, "user", "user: Expected `str`, got `int`"),
+        (RecommendBody, {"user": 3}, "user", "user: must be text, not an integer"),
         (
             RecommendBody,
             {"user": "u", "context": [1, "x"]},
             "context",
-            "context: Expected `int`, got `str`, at context[1]",
+            "context: must be an integer, not text, at context[1]",
         ),
-        (RankBody, {"user": "u", "candidates": [1], "length": -1}, "length", "length: Expected `int` >= 0"),
+        (RankBody, {"user": "u", "candidates": [1], "length": -1}, "length", "length: must be an integer >= 0"),
         (
             RankBody,
             {"user": "u", "candidates": [1], "features": [[1.0], [0.0, "x"]]},
             "features",
-            "features: Expected `float`, got `str`, at features[1][1]",
+            "features: must be a number, not text, at features[1][1]",
         ),
         (
             RankBody,
             {"user": "u", "candidates": [1], "behaviours": {"items": [1, "x"]}},
             "behaviours.items",
-            "behaviours.items: Expected `int`, got `str`, at behaviours.items[1]",
+            "behaviours.items: must be an integer, not text, at behaviours.items[1]",
         ),
         (
             BehavioursBody,
@@ -82,15 +82,33 @@ def written(encoding: Encoding, body: object) -> bytes:
             BehavioursBody,
             {"user": "u", "behaviours": [ONE, {**ONE, "item": "x"}]},
             "behaviours.item",
-            "behaviours.item: Expected `int`, got `str`, at behaviours[1].item",
+            "behaviours.item: must be an integer, not text, at behaviours[1].item",
         ),
         (
             BehavioursBody,
             {"user": "u", "behaviours": [ONE, 3]},
             "behaviours",
-            "behaviours: Expected `object`, got `int`, at behaviours[1]",
+            "behaviours: must be an object, not an integer, at behaviours[1]",
         ),
-        (RecommendBody, ["u"], "body", "body: Expected `object`, got `array`"),
+        (
+            RankBody,
+            {"user": "u", "candidates": 5},
+            "candidates",
+            "candidates: must be a list or raw bytes, not an integer",
+        ),
+        (
+            RankBody,
+            {"user": "u", "candidates": [1, 1.5]},
+            "candidates",
+            "candidates: must be an integer, not a fraction, at candidates[1]",
+        ),
+        (
+            RankBody,
+            {"user": "u", "candidates": [1], "start": 5},
+            "start",
+            "start: must be an integer that's a multiple of 128",
+        ),
+        (RecommendBody, ["u"], "body", "body: must be an object, not a list"),
     ],
 )
 def test_the_field_is_its_path_and_the_sentence_says_which_entry(
@@ -107,6 +125,13 @@ def test_where_a_body_ends_early_or_is_none_it_is_the_body(encoding: Encoding) -
         assert refused(encoding, whole[:cut], BehavioursBody).field == "body", cut
     for other in (whole + b"\x00", b"\xff" + whole, whole.replace(b"item", b"it\xffm")):
         assert refused(encoding, other, BehavioursBody).field == "body", other
+
+
+@encodings
+def test_text_that_is_not_utf_8_is_said_so(encoding: Encoding) -> None:
+    body = written(encoding, {"user": "umlaut"}).replace(b"uml", b"u\xffl")
+    said = refused(encoding, body, RecommendBody).problem
+    assert said == "has text that is not UTF-8: the byte 0xff is none of it"
 
 
 def test_names_that_are_no_text_are_refused_where_they_are() -> None:

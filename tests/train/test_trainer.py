@@ -71,8 +71,13 @@ def test_training_that_was_stopped_ends_as_if_it_had_not_been(average: float, tm
     with pytest.raises(Stop):
         train(cyclic(), recipe, seed=1, folder=tmp_path, progress=stop)
     later: list[int] = []
-    resumed = train(cyclic(), recipe, seed=1, folder=tmp_path, progress=lambda epoch: later.append(epoch.epoch))
-    assert later == [2, 3]  # epoch 2 was stopped before it was kept
+    kept: list[int] = []
+
+    def again(epoch: Epoch) -> None:
+        later.append(epoch.epoch)
+
+    resumed = train(cyclic(), recipe, seed=1, folder=tmp_path, resumed=kept.append, progress=again)
+    assert (kept, later) == ([3], [3])  # epoch 2 was kept before it was told
     assert [epoch.epoch for epoch in resumed.epochs] == [0, 1, 2, 3]
     assert_same(whole, resumed)
 

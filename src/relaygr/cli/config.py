@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from relaygr.cli.output import errors
+from relaygr.cli.output import errors, tell
 from relaygr.serving.all import DEFAULTS
-from relaygr.serving.settings import Settings, read, render
+from relaygr.serving.settings import Settings, mistakes, render
 
 __all__ = ["config"]
 
@@ -29,6 +29,10 @@ def config(
     with errors("config"):
         if check is None:
             typer.echo(render(defaults), nl=False)
-        else:
-            read(check, base=defaults)
-            typer.echo(f"{check} is fine.")
+            return
+    wrong = mistakes(check, defaults)
+    for mistake in wrong:
+        tell("config", mistake)
+    if wrong:
+        raise typer.Exit(1)
+    typer.echo(f"{check} is fine.")

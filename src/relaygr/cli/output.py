@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from relaygr.errors import RelayError
 
-__all__ = ["errors", "interrupted"]
+__all__ = ["errors", "interrupted", "tell"]
 
 
 @contextlib.contextmanager
@@ -19,7 +19,7 @@ def errors(command: str) -> Iterator[None]:
     try:
         yield
     except RelayError as error:
-        Console(stderr=True).print(f"[red]relaygr {command}:[/] {escape(str(error))}", soft_wrap=True)
+        tell(command, error)
         raise typer.Exit(1) from error
 
 
@@ -33,3 +33,8 @@ def interrupted(command: str, kept: Path) -> Iterator[None]:
         said = there if kept.exists() else "nothing was measured yet"
         Console(stderr=True).print(escape(f"relaygr {command}: ended; {said}"), soft_wrap=True, highlight=False)
         raise typer.Exit(130) from error
+
+
+def tell(command: str, error: RelayError) -> None:
+    """Say it in a line."""
+    Console(stderr=True).print(f"[red]relaygr {command}:[/] {escape(str(error))}", soft_wrap=True)

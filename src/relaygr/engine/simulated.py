@@ -63,9 +63,9 @@ class SimulatedCosts:
 
 
 H200: Final = SimulatedCosts(
-    step=1.83e-4, token=8.6e-8, pair=1.72e-11, candidate=0.0, candidate_pair=2.88e-11, copy=1.1e-4, page=3.83e-5
+    step=1.83e-4, token=9.15e-8, pair=1.618e-11, candidate=0.0, candidate_pair=2.917e-11, copy=1.275e-4, page=3.904e-5
 )
-"""Of 8 layers of 512, in bf16 on one NVIDIA H200, by the engine's profile (benchmarks/results/headline-h200.json)."""
+"""Of 8 layers of 512, bf16, one NVIDIA H200: the engine's profile (benchmarks/results/headline-h200-plan-d512.json)."""
 
 
 class SimulatedModel(ModelInputs):

@@ -162,12 +162,9 @@ class TorchExecutor:
 
 
 def _device_of(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InvalidInput("device", str(error).splitlines()[0]) from error
-    if device.type == "meta":
-        raise InvalidInput("device", "is 'meta', which computes nothing")
+    if name == "simulated":
+        raise InvalidInput("device", "is simulated, which runs no real model: choose cpu or cuda")
+    device = torch.device(name)
     if device.type == "cuda":
         if (device.index or 0) >= (seen := torch.cuda.device_count()):
             raise InvalidInput("device", f"is {name!r}, and torch sees {seen or 'no'} CUDA devices")

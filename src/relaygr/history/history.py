@@ -61,7 +61,8 @@ class History:
                 raise InvalidInput(field, f"has {len(array)} entries where items has {len(self.items)}")
         for field, array in (("items", self.items), ("actions", self.actions)):
             if array.size and array.min() < 0:
-                raise InvalidInput(field, "must not be negative")
+                at = int(array.argmin())
+                raise InvalidInput(field, f"must not be negative; entry {at} is {array[at]}")
         if self.start < 0:
             raise InvalidInput("start", "must not be negative")
         late = self.timestamps[1:] < self.timestamps[:-1]

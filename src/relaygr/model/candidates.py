@@ -28,7 +28,8 @@ class Candidates:
         self.highest = int(np.maximum.reduce(self.items.view(np.uint64)))
         """Of the items: known here, so that whoever batches them need not look."""
         if self.highest > _HIGHEST:  # as unsigned ones, negative numbers are the highest
-            raise InvalidInput("candidates", "must not be negative")
+            at = int(self.items.argmin())
+            raise InvalidInput("candidates", f"must not be negative; entry {at} is {self.items[at]}")
         self.features: npt.NDArray[np.float32] | None = None
         if features is not None:
             self.features = features_of("features", features, dimensions=2)

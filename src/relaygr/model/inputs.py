@@ -25,8 +25,10 @@ class ModelInputs:
         """The history, if this model can read it."""
         if not isinstance(history, History):
             raise InvalidInput("history", f"must be a relaygr.History, not {type(history).__name__}")
-        if len(history) and int(history.actions.max()) >= self.config.actions:
-            raise InvalidInput("actions", f"must be below {self.config.actions}, this model's number of actions")
+        if len(history) and int(history.actions.max()) >= (limit := self.config.actions):
+            at = int(history.actions.argmax())
+            problem = f"must be below {limit}, this model's number of actions; entry {at} is {history.actions[at]}"
+            raise InvalidInput("actions", problem)
         return history
 
     def check_context(self, context: Any) -> npt.NDArray[np.int64]:
@@ -37,7 +39,8 @@ class ModelInputs:
         if len(ids) > MAX_CONTEXT:
             raise InvalidInput("context", f"has {len(ids)} ids; {MAX_CONTEXT} are allowed")
         if ids.size and ids.min() < 0:
-            raise InvalidInput("context", "must not be negative")
+            at = int(ids.argmin())
+            raise InvalidInput("context", f"must not be negative; entry {at} is {ids[at]}")
         return ids.copy()
 
     def check_candidates(self, candidates: Any) -> Candidates:

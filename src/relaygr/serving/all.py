@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ from typing import Final
 from relaygr.cascade.pipeline import PipelineConfig
 from relaygr.config import EngineConfig
 from relaygr.errors import InvalidInput, Unavailable
+from relaygr.files import alone
 from relaygr.relay import Membership, RouterConfig, TriggerConfig
 from relaygr.serving.garbage import settle
 from relaygr.serving.provision import provision
@@ -59,7 +59,8 @@ async def run_all(
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopping())
         bound = stack.enter_context(bind(settings.gateway.host, settings.gateway.port))
-        stack.enter_context(_alone(data))
+        taken = f"another `relaygr serve all` serves from {data}: choose another --data-dir"
+        stack.enter_context(alone(data / "serving.lock", "data-dir", taken))
         await asyncio.to_thread(provision, data, progress, named=settings.data)
         settings = shared(settings, data, instances)
         membership = Membership(settings.membership)
@@ -95,24 +96,6 @@ def shared(settings: Settings, data: Path, instances: int) -> Settings:
     )
     threads = own.threads or max(1, (len(os.sched_getaffinity(0)) - 1) // instances)
     return replace(settings, data=paths, instance=replace(own, threads=threads))
-
-
-@contextlib.contextmanager
-def _alone(data: Path) -> Iterator[None]:
-    """While no other serves from this folder: two would write each other's files."""
-    try:
-        data.mkdir(parents=True, exist_ok=True)
-        lock = os.open(data / "serving.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise InvalidInput("data-dir", f"{data} cannot be used: {error.strerror}") from error
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Unavailable(f"another `relaygr serve all` serves from {data}: choose another --data-dir") from error
-        yield
-    finally:
-        os.close(lock)
 
 
 class _Instance:

@@ -159,8 +159,8 @@ class GatewayApp(App):
         items = integers("items", [behaviour.item for behaviour in body.behaviours], np.int64)
         actions = integers("actions", [behaviour.action for behaviour in body.behaviours], np.int64)
         times = integers("timestamps", [behaviour.timestamp for behaviour in body.behaviours], np.int64)
-        if int(times.max()) >= MILLISECONDS:
-            raise InvalidInput("timestamps", f"must be seconds; {int(times.max())} looks like milliseconds")
+        if times[at := int(times.argmax())] >= MILLISECONDS:
+            raise InvalidInput("timestamps", f"must be seconds; entry {at}, {times[at]}, looks like milliseconds")
         self._ranking.check_actions(actions)
         async with _within(deadline_ms):
             return await asyncio.shield(self._write(body.user, History(items, actions, times)))

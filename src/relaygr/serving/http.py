@@ -72,7 +72,8 @@ class Request(NamedTuple):
         except ValueError as error:
             raise InvalidInput("x-relaygr-deadline-ms", f"is {shown(text)}, not a number of milliseconds") from error
         if not 0.0 <= value < 1e9:
-            raise InvalidInput("x-relaygr-deadline-ms", f"is {shown(text)}; remaining milliseconds are wanted")
+            problem = f"is {shown(text)}; remaining milliseconds are wanted, at least 0 and below 1e9"
+            raise InvalidInput("x-relaygr-deadline-ms", problem)
         return value
 
 
@@ -134,7 +135,7 @@ def error_reply(error: RelayError, encoding: Encoding) -> Reply:
     """A sentence that says what is wrong, under the status that says whose turn it is."""
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
     field = error.field if isinstance(error, InvalidInput | Conflict | TooLarge) else None
-    if field == "content-type":
+    if field in ("content-type", "content-encoding"):
         status = 415
     body = encode(encoding, ErrorReply(error=type(error).__name__, message=str(error), field=field))
     return Reply(status, body, encoding, (RETRY_AFTER,) if status in (429, 503) else ())
@@ -235,6 +236,7 @@ class App(ABC):
         try:
             if request.method == "POST" == self.calls.get(request.path):
                 encoding = encoding_of(request.header(b"content-type"))
+                _refuse_coded(request.header(b"content-encoding"))
             reply = await self.route(request, encoding)
         except RelayError as error:
             return error_reply(error, encoding)
@@ -255,6 +257,11 @@ class App(ABC):
     def refuse_if_draining(self) -> None:
         if self.draining:
             raise Unavailable("draining: no new work is taken here")
+
+
+def _refuse_coded(coding: str | None) -> None:
+    if coding is not None and coding.lower() != "identity":
+        raise InvalidInput("content-encoding", f"is {shown(coding)}; send the body as it is")
 
 
 class _Client:

@@ -71,7 +71,7 @@ def _document(title: str, about: str, operations: tuple[Operation, ...]) -> byte
         "Bodies are JSON, or msgpack where the content type says so: then arrays are raw little-endian bytes (int64 "
         "ids and times, int32 actions, float32 numbers), and replies and errors come in msgpack too. Unknown fields "
         "are refused. Every error has the same body; any other path is a 404. A request that does not arrive within "
-        "30 s gets 408, one whose line and headers are over 64 KiB 431, and their connections are closed."
+        "30 s gets 408, one whose line and headers have not ended after 64 KiB 431, and their connections are closed."
     )
     return msgspec.json.encode(
         {

@@ -66,7 +66,7 @@ ALWAYS: Final = {
 }
 POSTED: Final = {
     400: "The input is wrong; `field` and the sentence say how.",
-    415: "Send application/json or application/msgpack.",
+    415: "Send application/json or application/msgpack, without a content-encoding.",
     503: "Draining, or a part that should answer is gone; try again, or elsewhere.",
 }
 _LATE: Final = {504: "The answer could not be there in time."}
@@ -144,8 +144,9 @@ _BY_DIGEST: Final[Json] = {
 
 _HISTORY: Final = (
     "The history is given whole in `behaviours`, or as `length` and `digest` of the window with its newest behaviours: "
-    "what is older is found cached or in the store. A store that is longer is cut, a shorter one extended by what is "
-    "carried; where the digests then disagree the answer is 409, and the sender sends the whole history."
+    "what is older is found cached or in the store. That of a new user is a `length` of 0. A store that is longer is "
+    "cut, a shorter one extended by what is carried; where the digests then disagree the answer is 409, and the sender "
+    "sends the whole history."
 )
 
 _PROBES: Final = (
@@ -301,7 +302,7 @@ INSTANCE: Final = (
         examples={
             "the whole history": {**_WHOLE, "candidates": [5, 6, 7]},
             "by digest": {**_BY_DIGEST, "candidates": [5, 6, 7]},
-            "a new user": {"user": "user-8", "candidates": [5, 6, 7]},
+            "a new user": {"user": "user-8", "length": 0, "candidates": [5, 6, 7]},
         },
         headers=("x-relaygr-slot", "x-relaygr-path"),
         parameters=("x-relaygr-deadline-ms", "x-relaygr-key"),

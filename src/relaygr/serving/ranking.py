@@ -103,7 +103,9 @@ class RelayRanking:
         up = [count for slot, count in self.actions.items() if self.membership.health(slot) is not Health.DOWN]
         limit = min(up or self.actions.values())
         if actions.size and int(actions.max()) >= limit:
-            raise InvalidInput("actions", f"must be below {limit}, the model's number of actions")
+            at = int(actions.argmax())
+            problem = f"must be below {limit}, the model's number of actions; entry {at} is {actions[at]}"
+            raise InvalidInput("actions", problem)
 
     # ---- the pipeline's questions
 

@@ -30,7 +30,7 @@ from relaygr.serving.modes import RelaySettings
 from relaygr.serving.ray_settings import RaySettings
 from relaygr.shown import shown
 
-__all__ = ["DataSettings", "GatewaySettings", "InstanceSettings", "Overrides", "Settings", "read", "render"]
+__all__ = ["DataSettings", "GatewaySettings", "InstanceSettings", "Overrides", "Settings", "mistakes", "read", "render"]
 
 T = TypeVar("T")
 Overrides = Mapping[str, Mapping[str, object]]
@@ -180,13 +180,32 @@ def read(path: str | Path | None = None, overrides: Overrides | None = None, bas
 
     Raises InvalidInput that names `section.key` for anything unknown, of the wrong type, or refused by its component.
     """
-    tables = {} if path is None else _load(Path(path))
+    settings, wrong = _read(path, overrides, base)
+    if wrong:
+        raise wrong[0]
+    return settings
+
+
+def mistakes(path: str | Path, base: Settings | None = None) -> list[InvalidInput]:
+    """What `read` would refuse of the file, in its order; where values depend on each other, the first of them."""
+    return _read(path, None, base)[1]
+
+
+def _read(
+    path: str | Path | None, overrides: Overrides | None, base: Settings | None
+) -> tuple[Settings, list[InvalidInput]]:
+    """The settings, without what is wrong; and that."""
+    try:
+        tables = {} if path is None else _load(Path(path))
+    except InvalidInput as error:
+        return base or Settings(), [error]
     for section, given in (overrides or {}).items():
         said = {key: value for key, value in given.items() if value is not None}
         table = tables.setdefault(section, {})
         if said and isinstance(table, dict):
             tables[section] = table | said
-    return _build(base or Settings(), tables, "")
+    wrong: list[InvalidInput] = []
+    return _build(base or Settings(), tables, "", wrong), wrong
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -199,25 +218,31 @@ def _load(path: Path) -> dict[str, Any]:
         raise InvalidInput(str(path), f"is not TOML: {error}") from error
 
 
-def _build(base: T, table: Mapping[str, object], where: str) -> T:
-    """`base` with what the table says."""
+def _build(base: T, table: Mapping[str, object], where: str, wrong: list[InvalidInput]) -> T:
+    """`base` with what the table says, but for what is `wrong` in it, which is added there."""
     keys, changes = _keys(type(base)), dict[str, Any]()
     for name, value in table.items():
         at = f"{where}.{name}" if where else name
-        if name not in keys:
-            raise InvalidInput(at, _unknown(name, list(keys), where))
-        key = keys[name]
-        changes[key.field] = _value(key, value, getattr(base, key.field), at)
-    try:
-        return replace(base, **changes)  # type: ignore[type-var]  # mypy cannot say "any dataclass"
-    except InvalidInput as error:
-        raise InvalidInput(f"{where}.{_in_words(error.field)}", _in_words(error.problem)) from error
+        try:
+            if name not in keys:
+                raise InvalidInput(at, _unknown(name, list(keys), where))
+            key = keys[name]
+            changes[key.field] = _value(key, value, getattr(base, key.field), at, wrong)
+        except InvalidInput as error:
+            wrong.append(error)
+    while True:
+        try:
+            return replace(base, **changes)  # type: ignore[type-var]  # mypy cannot say "any dataclass"
+        except InvalidInput as error:
+            wrong.append(InvalidInput(f"{where}.{_in_words(error.field)}", _in_words(error.problem)))
+            if changes.pop(error.field, None) is None:
+                return base
 
 
-def _value(key: "_Key", value: object, base: object, at: str) -> Any:
+def _value(key: "_Key", value: object, base: object, at: str, wrong: list[InvalidInput]) -> Any:
     """The value as its field has it; what it may be beyond its type is for the component to say."""
     if is_dataclass(base):
-        return _build(base, _table(value, at), at)
+        return _build(base, _table(value, at), at, wrong)
     if get_origin(key.kind) is Mapping:
         return {name: _typed(str, each, f"{at}.{name}") for name, each in _table(value, at).items()}
     if isinstance(key.kind, type) and issubclass(key.kind, StrEnum):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from relaygr.engine import EngineCounts, EngineStatus
 from relaygr.errors import InvalidInput
 from relaygr.history import History, KnownHistory
+from relaygr.history.digest import PAGE
 from relaygr.model import Candidates
 from relaygr.serving.undecodable import undecodable
 from relaygr.shown import shown
@@ -54,6 +55,8 @@ Floats = bytes | list[float]
 Rows = bytes | list[list[float]]
 Position = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 """In a history: small enough to count on from there."""
+Page = Annotated[int, msgspec.Meta(ge=0, lt=2**62, multiple_of=PAGE)]
+"""The position of a page's first behaviour."""
 
 
 class Encoding(StrEnum):
@@ -79,34 +82,40 @@ class PreInferBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     user: str
     """Their id, not empty."""
-    behaviours: Behaviours = msgspec.field(default_factory=Behaviours)
-    """The newest behaviours; all of the window's where no length is given."""
-    start: Position = 0
-    """Where the window begins in the user's whole history."""
+    behaviours: Behaviours | None = None
+    """The newest behaviours; all of the window's where no length is given. May be left out where one is."""
+    start: Page = 0
+    """Where the window begins in the user's whole history: a multiple of 128."""
     length: Position | None = None
-    """Behaviours in the window."""
+    """Behaviours in the window; 0 for a user who has none."""
     digest: bytes | None = None
-    """Of the window; 16 bytes, base64 in JSON."""
+    """Of the window; 16 bytes, base64 in JSON. Wants a length."""
     context: Ints = b""
     """Slow facts of the user, as ids that stand before the behaviours; int64."""
 
     def carried(self) -> History:
         """The behaviours in this body, standing where they stand in the user's history."""
-        items = integers("items", self.behaviours.items, np.int64)
+        given = self.behaviours
+        if given is None and self.length is None:
+            raise InvalidInput("behaviours", "is missing, and so is length; an empty history is a length of 0")
+        given = given or Behaviours()
+        items = integers("items", given.items, np.int64)
         skipped = 0 if self.length is None else self.length - len(items)
         if skipped < 0:
             raise InvalidInput("length", f"is {self.length}, and {len(items)} behaviours are given")
         return History(
             items,
-            integers("actions", self.behaviours.actions, np.int32),
-            integers("timestamps", self.behaviours.timestamps, np.int64),
+            integers("actions", given.actions, np.int32),
+            integers("timestamps", given.timestamps, np.int64),
             start=self.start + skipped,
         )
 
     def known(self) -> KnownHistory | None:
         """The history by its digest, where that is given."""
-        if self.length is None or self.digest is None:
+        if self.digest is None:
             return None
+        if self.length is None:
+            raise InvalidInput("length", "is missing: a digest is that of so many behaviours")
         return KnownHistory(self.start, self.length, self.digest)
 
 
@@ -353,7 +362,9 @@ def integers(field: str, values: Ints, dtype: Any) -> npt.NDArray[Any]:
     try:
         return np.array(values, dtype)
     except OverflowError as error:
-        raise InvalidInput(field, f"has values that do not fit {np.dtype(dtype).name}") from error
+        info = np.iinfo(dtype)
+        at = next(at for at, value in enumerate(values) if not info.min <= value <= info.max)
+        raise InvalidInput(field, f"must fit {info.dtype.name}; entry {at} is {shown(values[at])}") from error
 
 
 def raw_integers(field: str, values: Ints, dtype: Any) -> bytes:

@@ -23,8 +23,8 @@ def card(done: Trained, dataset: Dataset, figures: Figures) -> str:
         f"{parameters:,} parameters, of which {config.items * config.dim:,} are items' embeddings",
         f"- data: {facts.name}, {len(dataset):,} behaviours of {dataset.users:,} users, {len(dataset.catalogue):,} "
         f"items{'; **synthetic** in part' if facts.synthetic else ''}",
-        f"- trained: {len(done.epochs)} epochs in {done.seconds:.0f} s, seed {done.seed}; epoch {done.best} was best "
-        "on the validation part",
+        f"- trained: {len(done.epochs)} epochs in {done.seconds:.0f} s, seed {done.seed}; epoch {done.best + 1} was "
+        "best on the validation part",
         f"- judged: {figures.split}; {figures.targets:,} targets, scored once, on the newest {figures.length} "
         "behaviours",
         *(f"- {note}" for note in facts.notes),

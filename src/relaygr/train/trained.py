@@ -6,6 +6,8 @@ folder/
   training.json       recipe, seed, data set, how training went, figures
   card.md             the same for people
   LICENCE.txt         the data's terms, where they came with it
+
+While it is being trained there are state.safetensors, where the training goes on, and training.lock instead.
 """
 
 import json
@@ -13,7 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,9 +27,12 @@ from relaygr.train.dataset import Dataset
 from relaygr.train.evaluate import Figures
 from relaygr.train.objectives import item_vectors
 from relaygr.train.recipe import Recipe
-from relaygr.train.trainer import Trained
+from relaygr.train.trainer import STATE, Trained
 
-__all__ = ["TrainedFolder", "catalogue_of", "load_trained", "save_trained"]
+__all__ = ["LOCK", "TrainedFolder", "catalogue_of", "load_trained", "save_trained"]
+
+LOCK: Final = "training.lock"
+"""In the folder that is trained into: held by who does."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +80,14 @@ def save_trained(folder: Path, done: Trained, dataset: Dataset, figures: Figures
 def load_trained(folder: str | Path) -> TrainedFolder:
     """What `save_trained` wrote. InvalidInput where that is not there."""
     folder = Path(folder)
+    if (folder / STATE).exists() and not (folder / "model.safetensors").exists():
+        problem = f"the training in {folder} is not finished: run the same `relaygr train` again, and it goes on"
+        raise InvalidInput("model", problem)
     try:
         about = json.loads((folder / "training.json").read_text(encoding="utf-8"))
         recipe, seed = Recipe.from_dict(about["recipe"]), int(about["seed"])
+    except FileNotFoundError as error:
+        raise InvalidInput("model", f"{folder} is no folder of `relaygr train`: it has no training.json") from error
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput("model", f"{folder} is no folder of `relaygr train`: {error}") from error
     model = checkpoint.load(folder / "model.safetensors")

@@ -25,7 +25,10 @@ from relaygr.train.scoring import next_item_metrics, next_item_ranks, ranking_me
 from relaygr.train.sequences import Batch, Sequences, device_of
 from relaygr.train.split import Split, Targets, split
 
-__all__ = ["Epoch", "Trained", "fresh_model", "train"]
+__all__ = ["STATE", "Epoch", "Trained", "fresh_model", "train"]
+
+STATE: Final = "state.safetensors"
+"""In the folder of a training that is not finished: where it goes on."""
 
 _VALIDATION: Final = 20_000
 """Targets that a look at the validation part takes at most."""
@@ -92,12 +95,14 @@ def train(
     seed: int = 0,
     device: torch.device | str = "cpu",
     folder: Path | None = None,
+    resumed: Callable[[int], None] = lambda epochs: None,
     progress: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Trained:
     """Train, and return the model of the epoch that was best on the validation part.
 
     With a `folder`, the state after each epoch is kept there; called again with the same recipe and seed, training
-    goes on from it and ends as if it had never stopped. Same data, recipe, seed and CPU: same model.
+    goes on from it and ends as if it had never stopped: `resumed` is told after how many epochs. `progress` gets each
+    epoch when it is kept. Same data, recipe, seed and CPU: same model.
     """
     if recipe.objective.ranking and not (dataset.labels != UNKNOWN).any():
         raise InvalidInput(
@@ -106,11 +111,14 @@ def train(
         )
     run = _Run(dataset, recipe, seed, device_of(device), folder)
     run.resume()
+    if run.epochs:
+        resumed(len(run.epochs))
     for epoch in range(len(run.epochs), recipe.optimiser.epochs):
         if run.is_over():
             break
-        progress(run.epoch(epoch))
+        done = run.epoch(epoch)
         run.keep()
+        progress(done)
     return run.result()
 
 
@@ -165,7 +173,7 @@ class _Run:
                     totals[name] = totals[name] + value if name in totals else value
         mean = {name: float(value) / self.steps for name, value in totals.items()}
         if not all(map(math.isfinite, mean.values())):
-            raise InvalidInput("rate", f"is too high: in epoch {epoch} the loss is no longer finite")
+            raise InvalidInput("rate", f"is too high: in epoch {epoch + 1} the loss is no longer finite")
         look = (epoch + 1) % options.evaluate_every == 0 or epoch + 1 == options.epochs
         valid = self._look(epoch) if look else None
         done = Epoch(epoch, mean, valid, time.perf_counter() - began)
@@ -292,7 +300,7 @@ class _Run:
 
     def _state(self) -> Path:
         assert self.folder is not None
-        return self.folder / "state.safetensors"
+        return self.folder / STATE
 
 
 def _optimiser(
