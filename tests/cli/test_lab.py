@@ -183,7 +183,7 @@ def test_a_search_that_is_interrupted_says_in_a_line_that_it_goes_on(
         raise KeyboardInterrupt
     assert ended.value.exit_code == 130
     told = capsys.readouterr().err
-    assert told.startswith(f"relaygr lab slo: ended; {said}")
+    assert told.startswith(f"relaygr lab slo: stopped; {said}")
     assert told.count("\n") == 1
 
 

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import typer
 from rich.console import Console
@@ -10,7 +11,10 @@ from rich.markup import escape
 
 from relaygr.errors import RelayError
 
-__all__ = ["errors", "interrupted", "tell"]
+__all__ = ["INTERRUPTED", "errors", "interrupted", "tell"]
+
+INTERRUPTED: Final = 130
+"""The status that a shell gives what Ctrl-C ended."""
 
 
 @contextlib.contextmanager
@@ -31,8 +35,8 @@ def interrupted(command: str, kept: Path) -> Iterator[None]:
     except KeyboardInterrupt as error:
         there = f"the same command goes on from what was measured, which is in {kept}"
         said = there if kept.exists() else "nothing was measured yet"
-        Console(stderr=True).print(escape(f"relaygr {command}: ended; {said}"), soft_wrap=True, highlight=False)
-        raise typer.Exit(130) from error
+        Console(stderr=True).print(escape(f"relaygr {command}: stopped; {said}"), soft_wrap=True, highlight=False)
+        raise typer.Exit(INTERRUPTED) from error
 
 
 def tell(command: str, error: RelayError) -> None:

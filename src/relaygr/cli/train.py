@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from relaygr.bars import progress_bar
-from relaygr.cli.output import errors
+from relaygr.cli.output import INTERRUPTED, errors
 from relaygr.errors import InvalidInput
 from relaygr.files import alone
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from relaygr.train.trainer import Epoch
 
 __all__ = ["train"]
-
-INTERRUPTED = 130
-"""The status that a shell gives what Ctrl-C ended."""
 
 
 def train(
