@@ -146,7 +146,7 @@ def _break_at_random(bench: Bench, draw: random.Random) -> list[str]:
     """Some method of some part of the loop fails at one of its next calls. The list names it once it has."""
     loop = bench.engine._loop
     assert loop is not None
-    parts = [loop.tier, loop.host, loop.tier.pool, loop.builds, loop.ranks, loop.queue, loop.claims, loop.device]
+    parts = [loop.tier, loop.host, loop.tier.pool, loop.builds, loop.ranks, loop.waits, loop.claims, loop.device]
     parts += [loop.cost, loop.pre_infers, loop.write_back, loop._options, loop._scheduler]
     part: Any = draw.choice(parts)
     names = [name for name in dir(type(part)) if callable(getattr(type(part), name)) and not name.startswith("__")]

@@ -303,7 +303,7 @@ class Engine:
             builds_under_way=sum(1 for _ in loop.builds),
             steps_in_flight=loop.device.steps,
             copies_in_flight=loop.device.copies,
-            wait_ms=loop.queue.wait_s() * 1e3,
+            wait_ms=loop.waits.wait_s() * 1e3,
             device_busy_s=loop.device.busy_s,
             written_back=loop.write_back.written,
             write_back_waiting=len(loop.write_back.queue),
@@ -330,7 +330,7 @@ class Engine:
     def pulse(self) -> tuple[float, int]:
         """What every reply carries: milliseconds a rank without hurry would wait now, and the cost model's version."""
         loop = self._open_loop()
-        return loop.queue.wait_s() * 1e3, loop.cost.version
+        return loop.waits.wait_s() * 1e3, loop.cost.version
 
     async def failed(self) -> None:
         """Wait until the engine fails for a fault of its own: from then on every call raises Unavailable. Close it, and

@@ -81,7 +81,7 @@ class EngineLoop:
         self.ranks = Ranks(
             tier, self.builds, cost, clock, self._choose, self._give_up_build, self.device, step_s, config.on_miss
         )
-        self.queue = self.ranks.queue
+        self.waits = self.ranks.waits
         self.claims = Claims(tier.pool, config.lease_s, self._claim_ended, guard)
         queue = WriteBackQueue(config.write_back_queue)
         extend = config.reuse == "extend"
@@ -241,7 +241,7 @@ class EngineLoop:
     def _choose(self, work: Rank | PreInfer, due: float, needed: float) -> tuple[Option, Build | None]:
         """How to get the prefix this work needs, and the build to join where that is the way."""
         joined = self.builds.joinable(work.user, work.lineage, work.history)
-        option = self._options.choose(work, joined, self.queue.wait_s, due, needed, self.device.copies)
+        option = self._options.choose(work, joined, self.waits.wait_s, due, needed, self.device.copies)
         return option, joined if option.source is Source.IN_FLIGHT else None
 
     def _usable(self, lineage: Lineage) -> bool:

@@ -22,7 +22,7 @@ from relaygr.engine.builds import Builds
 from relaygr.engine.cost import CostModel
 from relaygr.engine.device import Device
 from relaygr.engine.outcomes import Path, Ranked, Timings
-from relaygr.engine.queue import Queue
+from relaygr.engine.waits import Waits
 from relaygr.engine.work import Build, PreInfer, Rank
 from relaygr.errors import DeadlineExceeded, HistoryNeeded, Overloaded, Unavailable
 from relaygr.history import KnownHistory
@@ -82,7 +82,7 @@ class Ranks:
         self._choose = choose
         self._give_up = give_up
         self._device = device
-        self.queue = Queue(device, builds, self.ready, cost, clock, step_s)
+        self.waits = Waits(device, builds, self.ready, cost, clock, step_s)
         self._on_miss = on_miss
 
     def __len__(self) -> int:
@@ -187,7 +187,7 @@ class Ranks:
         arrives = now
         if option.source is Source.HOST:
             arrives += self._cost.copy_s(option.copied)
-        own = self.queue.in_steps(work_s)
+        own = self.waits.in_steps(work_s)
         if arrives + own > needed:
             return True
 
@@ -195,11 +195,11 @@ class Ranks:
             ready = max(arrives, now + self._device.left_s + others) + own
             return ready + (DOUBT + 2 * self._cost.off) * others > needed
 
-        others = self.queue.before_append_s(due, (joined,)) if work_s else self.queue.before_score_s(due)
+        others = self.waits.before_append_s(due, (joined,)) if work_s else self.waits.before_score_s(due)
         if not others or not late(others):
             return True
-        costliest = self.queue.costliest(due, COSTLIER * work_s) if work_s else None
-        if costliest is None or late(self.queue.before_append_s(due, (joined, costliest))):
+        costliest = self.waits.costliest(due, COSTLIER * work_s) if work_s else None
+        if costliest is None or late(self.waits.before_append_s(due, (joined, costliest))):
             return False
         # What has run of it is kept, but not in place of what this rank is to be made from.
         self._give_up(costliest, costliest.prefix.user != rank.user)
@@ -274,7 +274,7 @@ class Ranks:
             self._ask(rank, "is late")
             return
         left = SAFETY * (rank.deadline - self._clock.now()) / self._cost.margin
-        left -= self.queue.wait_s(rank.due) + self._cost.step_s
+        left -= self.waits.wait_s(rank.due) + self._cost.step_s
         context, candidates = rank.lineage.context_tokens, len(rank.candidates)
         length = self._cost.longest_cut(len(rank.history), context, candidates, left)
         rank.path = Path.TRUNCATED

@@ -9,10 +9,10 @@ from relaygr.engine.cost import CostModel
 from relaygr.engine.device import Device
 from relaygr.engine.work import Build, Rank
 
-__all__ = ["Queue"]
+__all__ = ["Waits"]
 
 
-class Queue:
+class Waits:
     """Sums of predicted device time, in the scheduler's order: scores, then appends, then what can no longer be in
     time, which counts for nobody."""
 
