@@ -49,6 +49,7 @@ class PreInfers:
     ) -> None:
         self.outcomes: Counter[PreInferOutcome] = Counter()
         self._under_way: dict[PreInfer, None] = {}
+        """Calls that have no answer yet."""
         self._tier = tier
         self._builds = builds
         self._claims = claims
