@@ -219,8 +219,13 @@ async def appends(shape: str, cases: list[tuple[int, int]], rounds: int = 4) -> 
     return [{"shape": shape, "cached": low, "new": new, "device_ms": taken} for (low, new), taken in best.items()]
 
 
+STEP_PHASES = ("plan", "launch", "deliver", "learn", "complete")
+RANK_PHASES = ("arrive", "leave")
+
+
 class Phases:
-    """Seconds of the loop's thread in each of its phases, on the CPU and by the clock, and how many steps there were.
+    """Seconds of the loop's thread in each of its phases, on the CPU and by the clock, and how many steps there were;
+    and in what it does for each rank that comes and leaves.
 
     The clock also counts when the thread was not running: on a virtual machine that others share, some of it is.
     """
@@ -231,9 +236,10 @@ class Phases:
         self.cpu_s: defaultdict[str, float] = defaultdict(float)
         self.wall_s: defaultdict[str, float] = defaultdict(float)
         self.steps = 0
+        self.ranks = 0
         self._runner: weakref.ref[CudaRunner] | None = None
         plan, launch, ended = loop._scheduler.plan, loop._launch, loop._step_ended
-        learn, release = loop.cost.observe_step, loop.ranks.let_go_answered
+        learn, arrive, leave = loop.cost.observe_step, engine.begin_rank, loop.leave
 
         def timed(name: str, call: Any) -> Any:
             def wrapped(*args: Any, **more: Any) -> Any:
@@ -244,6 +250,7 @@ class Phases:
                     self.cpu_s[name] += time.thread_time() - cpu
                     self.wall_s[name] += time.perf_counter() - began
                     self.steps += name == "launch"
+                    self.ranks += name == "arrive"
 
             return wrapped
 
@@ -251,7 +258,8 @@ class Phases:
         loop._launch = timed("launch", launch)  # type: ignore[method-assign]
         loop._step_ended = timed("complete", ended)  # type: ignore[method-assign]
         loop.cost.observe_step = timed("learn", learn)  # type: ignore[method-assign]
-        loop.ranks.let_go_answered = timed("release", release)  # type: ignore[method-assign]
+        engine.begin_rank = timed("arrive", arrive)  # type: ignore[method-assign]
+        loop.leave = timed("leave", leave)
         runner = getattr(engine._executor, "_runner", None)
         if isinstance(runner, CudaRunner):
             fly = runner._fly
@@ -270,7 +278,16 @@ class Phases:
     def clear(self) -> None:
         self.cpu_s.clear()
         self.wall_s.clear()
-        self.steps = 0
+        self.steps = self.ranks = 0
+
+    def per_step(self, seconds: dict[str, float]) -> dict[str, float]:
+        """Microseconds."""
+        each = {name: seconds[name] / self.steps * 1e6 for name in STEP_PHASES}
+        return each | {"all": sum(each.values())}
+
+    def per_rank(self, seconds: dict[str, float]) -> dict[str, float]:
+        """Microseconds."""
+        return {name: seconds[name] / self.ranks * 1e6 for name in RANK_PHASES}
 
 
 async def loads(shape: str, length: int, candidates: int, seconds: float, users: int = 96) -> list[dict[str, Any]]:
@@ -335,10 +352,6 @@ async def _load(
         await asyncio.gather(*(caller(number) for number in range(callers)))
     wall = time.perf_counter() - began
 
-    def per_step(seconds: dict[str, float]) -> dict[str, float]:
-        each = {name: spent / phases.steps * 1e6 for name, spent in seconds.items()}
-        return each | {"all": sum(each.values())}
-
     return {
         "mix": mix,
         "callers": callers,
@@ -347,8 +360,9 @@ async def _load(
         "p99_ms": percentile(taken, 99),
         "ranks_per_step": len(taken) / phases.steps,
         "device_busy": (engine.status().device_busy_s - busy) / wall,
-        "loop_us_per_step": per_step(phases.wall_s),
-        "loop_cpu_us_per_step": per_step(phases.cpu_s),
+        "loop_us_per_step": phases.per_step(phases.wall_s),
+        "loop_cpu_us_per_step": phases.per_step(phases.cpu_s),
+        "loop_cpu_us_per_rank": phases.per_rank(phases.cpu_s),
         "paths": {path: count / len(taken) for path, count in paths.items()},
     }
 

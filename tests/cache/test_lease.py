@@ -79,15 +79,51 @@ def test_leased_pages_outlive_their_prefix_and_are_free_when_the_lease_ends() ->
     tier.pool.check()
 
 
-@given(st.lists(st.tuples(st.sampled_from(["u1", "u2", "u3"]), st.booleans()), max_size=6))
-def test_leases_released_together_leave_what_releasing_each_leaves(asked: list[tuple[str, bool]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(["u1", "u2", "u3"]), st.integers(1, 3), st.booleans()), max_size=40))
+def test_leases_of_the_same_pages_pin_them_until_the_last_has_ended(steps: list[tuple[str, int, bool]]) -> None:
+    """Whoever leases all of a prefix, or its first pages, in whatever order, and however seldom pins are asked for."""
     pool = PagePool(16)
-    pages = {user: kept(pool, 3) for user in ("u1", "u2", "u3")}
-    leases = [Lease(pool, user, pages[user], 1.0) for user, _ in asked]
-    for lease, (_, early) in zip(leases, asked, strict=True):
-        if early:
+    whole = {user: kept(pool, 3) for user in ("u1", "u2", "u3")}
+    parts = {(user, count): pages[:count] for user, pages in whole.items() for count in (1, 2)}
+    parts |= {(user, 3): pages for user, pages in whole.items()}
+    leases: list[tuple[set[int], Lease]] = []
+    for number, (user, count, ask) in enumerate(steps):
+        if len(leases) > count:
+            _, lease = leases.pop(number % len(leases))
             lease.release()
-    Lease.release_all(leases)
-    assert not any(lease.held for lease in leases)
+            lease.release()
+        pages = parts[user, count]
+        leases.append((set(pages.tolist()), Lease(pool, user, pages, 1.0)))
+        if ask:
+            assert pool.pinned == len(set[int]().union(*(pages for pages, _ in leases)))
+            pool.check()
+    for _, lease in leases:
+        lease.release()
+    for pages in whole.values():
+        pool.disown(pages)
+    assert (pool.pinned, pool.free) == (0, 16)
+    pool.check()
+
+
+def test_pages_that_lost_their_index_are_free_as_soon_as_anybody_asks() -> None:
+    def dropped() -> PagePool:
+        pool = PagePool(4)
+        pages = kept(pool, 3)
+        lease = Lease(pool, "u", pages, 1.0)
+        lease.release()
+        pool.disown(pages)
+        return pool
+
+    assert dropped().free == 4
+    assert dropped().available == 4
+    assert len(dropped().take(4)) == 4
+
+
+def test_what_is_let_go_of_together_is_bounded() -> None:
+    """Or whoever asks for pins then would wait for all of them."""
+    pool = PagePool(200_000)
+    for user in range(100):
+        Lease(pool, f"u{user}", kept(pool, 1000), 1.0).release()
+        assert pool._pages_over <= 8192
     assert pool.pinned == 0
     pool.check()

@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 from optional import require
 from paged import random_history
 from relaygr import Candidates
-from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket, append_buckets, grouped
+from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket, append_buckets, grouped, score_buckets
 from relaygr.history import PAGE
 from relaygr.kernels import PageLayout, Ragged
 from relaygr.model import AppendBatch, ScoreBatch, build_model
@@ -47,7 +47,8 @@ def test_groups_hold_every_row_once_and_fit_their_bucket(rows: list[int]) -> Non
     ("rows", "buckets"),
     [
         ([512] * 16, [(16, 512)]),
-        ([512] * 20, [(16, 512), (4, 512)]),
+        ([512] * 20, [(32, 512)]),
+        ([2048] * 17, [(16, 2048), (1, 2048)]),
         ([3, 500, 7], [(4, 512)]),
         ([2049, 1], [None, (1, 128)]),
         ([1] * 40, [(32, 128), (8, 128)]),
@@ -66,10 +67,14 @@ def test_products_that_do_not_skip_padding_get_no_more_of_it() -> None:
     assert [group.bucket for group in grouped(append_buckets("hstu"), (4096, 16))] == [(4, 4096)]
     assert [group.bucket for group in grouped(append_buckets("softmax"), (4096, 16))] == [(1, 4096), (1, 128)]
     assert [group.bucket for group in grouped(append_buckets("softmax"), (14_000,))] == [(1, 16384)]
+    five = (2048,) * 5
+    assert [group.bucket for group in grouped(score_buckets("hstu"), five)] == [(8, 2048)]
+    assert [group.bucket for group in grouped(score_buckets("softmax"), five)] == [(4, 2048), (1, 2048)]
 
 
 def test_buckets_are_bounded() -> None:
-    assert max(bucket.total for bucket in SCORE_BUCKETS + APPEND_BUCKETS) <= 16384
+    assert max(bucket.total for bucket in SCORE_BUCKETS) <= 32768
+    assert max(bucket.total for bucket in APPEND_BUCKETS) <= 16384
 
 
 @pytest.mark.parametrize("family", ["hstu", "softmax"])
@@ -95,7 +100,7 @@ def test_a_padded_batch_is_the_batch(family: Family, seed: int) -> None:
                 if high > low
             ]
             if padded:
-                packed, ragged = _padded(Bucket(3, 130))
+                packed, ragged = _padded(Bucket(3, 130), None)
                 AppendBatch.fill(packed, model.config, rows)
                 model.append(AppendBatch(packed.tokens, ragged), pages)
             else:
@@ -105,9 +110,9 @@ def test_a_padded_batch_is_the_batch(family: Family, seed: int) -> None:
             for draw_items, length, mine in zip(([3, 9, 4], [1, 7]), lengths, owned, strict=True)
         ]
         if padded:
-            packed, ragged = _padded(Bucket(4, 5))
+            packed, ragged = _padded(Bucket(4, 5), 0)
             ScoreBatch.fill(packed, model.config, scored)
-            scores = model.score(ScoreBatch(packed.tokens, None, ragged), pages)[:5]
+            scores = model.score(ScoreBatch(packed.items, packed.positions, None, ragged), pages)[:5]
         else:
             scores = model.score(ScoreBatch.pack(model.config, scored), pages)
         results.append((pages, scores))
@@ -117,8 +122,8 @@ def test_a_padded_batch_is_the_batch(family: Family, seed: int) -> None:
     assert (padded_pages[6] == 7.0).all()
 
 
-def _padded(bucket: Bucket) -> tuple[Packed, Ragged]:
-    packed = Packed.empty(bucket.shape(LONGEST, 0))
+def _padded(bucket: Bucket, features: int | None) -> tuple[Packed, Ragged]:
+    packed = Packed.empty(bucket.shape(LONGEST, features))
     lengths = (LONGEST * PAGE,) * bucket.users
     rows = (bucket.rows,) * bucket.users
     return packed, Ragged(rows, lengths, packed.starts, packed.cached, packed.table, bounded=True)

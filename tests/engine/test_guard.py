@@ -69,7 +69,7 @@ async def test_a_device_that_answers_too_little_leaves_nobody_waiting() -> None:
         def _run(self, step: Step) -> list[Any]:
             return super()._run(step)[:1]
 
-    async with that_fails(IndexError, device=Forgetful()) as bench:
+    async with that_fails(RuntimeError, device=Forgetful()) as bench:
         await bench.pre_infer("u1", numbered(300))
         ranks = [asyncio.create_task(bench.rank("u1", numbered(300))) for _ in range(3)]
         told = await asyncio.gather(*ranks, return_exceptions=True)

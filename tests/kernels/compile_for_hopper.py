@@ -73,10 +73,11 @@ def compile_model(family: Family, *, hopper: bool) -> None:
     scored = ScoreRow(Candidates(np.arange(50)), None, 300, 300, range(3))
     model.score(ScoreBatch.pack(model.config, [scored]), pages)
     bucket, mail = Bucket(4, 128), Mail.make("cpu")
-    packed = Packed.empty(bucket.shape(8, 0))
-    fetch(mail, packed.words)
-    model.append(AppendBatch(packed.tokens, _bound(bucket, packed)), pages)
-    model.score(ScoreBatch(packed.tokens, None, _bound(bucket, packed)), pages, None, mail)
+    new, scored_rows = Packed.empty(bucket.shape(8, None)), Packed.empty(bucket.shape(8, 0))
+    fetch(mail, new.words)
+    model.append(AppendBatch(new.tokens, _bound(bucket, new)), pages)
+    batch = ScoreBatch(scored_rows.items, scored_rows.positions, None, _bound(bucket, scored_rows))
+    model.score(batch, pages, None, mail)
 
 
 if __name__ == "__main__":

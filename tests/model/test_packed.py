@@ -11,22 +11,25 @@ from relaygr import Candidates
 from relaygr.model import build_model
 from relaygr.model.batch import AppendBatch, AppendRow, ScoreBatch, ScoreRow
 from relaygr.model.packed import BatchShape, Packed
-from relaygr.model.tokens import candidate_marks
+from relaygr.model.tokens import candidate_tokens
 
 MODEL = build_model(
     "hstu", layers=1, dim=8, heads=1, items=50, seed=0, scale_length=1.0, request_features=2, candidate_features=3
 )
 
 
-@given(st.integers(0, 5), st.integers(0, 9), st.integers(0, 7), st.integers(0, 3))
-def test_every_part_begins_at_sixteen_bytes_and_none_overlaps(users: int, rows: int, pages: int, features: int) -> None:
+@given(st.integers(0, 5), st.integers(0, 9), st.integers(0, 7), st.none() | st.integers(0, 3))
+def test_every_part_begins_at_sixteen_bytes_and_none_overlaps(
+    users: int, rows: int, pages: int, features: int | None
+) -> None:
     packed = Packed.empty(BatchShape(users, rows, pages, features))
     packed.words.zero_()
-    parts = [packed.starts, packed.cached, packed.table, packed.tokens]
+    own = [packed.tokens] if features is None else [packed.positions, packed.items]
+    parts = [packed.starts, packed.cached, packed.table, *own]
     for part in parts if packed.dense is None else [*parts, packed.dense]:
         assert part.storage_offset() % 4 == 0
         part += 1
-    assert int((packed.words != 0).sum()) == sum(part.numel() for part in parts) + rows * features
+    assert int((packed.words != 0).sum()) == sum(part.numel() for part in parts) + rows * (features or 0)
     assert packed.words.max() <= torch.tensor(1.0).view(torch.int32)
 
 
@@ -50,9 +53,9 @@ def test_a_batch_in_a_larger_buffer_is_the_batch_and_harmless_rows(seed: int) ->
     roomy.words.fill_(-1)
     ScoreBatch.fill(roomy, MODEL.config, rows)
     total = exact.ragged.total
-    assert torch.equal(roomy.tokens[:total], exact.tokens)
-    kind, gap = candidate_marks(MODEL.config)
-    assert roomy.tokens[total:].tolist() == [[0, kind, gap, 0]] * (64 - total)
+    assert torch.equal(roomy.items[:total], exact.items)
+    assert not roomy.items[total:].any()
+    assert roomy.positions.tolist() == [*exact.positions.tolist(), 0, 0]
     assert roomy.dense is not None
     assert exact.dense is not None
     assert torch.equal(roomy.dense[:total], exact.dense)
@@ -64,28 +67,38 @@ def test_a_batch_in_a_larger_buffer_is_the_batch_and_harmless_rows(seed: int) ->
 
 
 def test_a_buffer_used_again_holds_what_its_own_batch_says() -> None:
-    """Whatever was there before: other rows, an append, candidates of a model whose marker is another row."""
+    """Whatever was there before: more rows or fewer, of a model with more items or fewer."""
     draw = np.random.default_rng(0)
-    packed = Packed.empty(BatchShape(5, 64, 9))
-    fewer = build_model("hstu", layers=1, dim=8, heads=1, items=100, actions=3, seed=0).config
-    more = build_model("hstu", layers=1, dim=8, heads=1, items=100, actions=7, seed=0).config
+    packed, appended = Packed.empty(BatchShape(5, 64, 9, 5)), Packed.empty(BatchShape(5, 64, 9))
     history = numbered(40)
     for _ in range(60):
-        config = (fewer, more)[draw.integers(2)]
         if draw.random() < 0.3:
-            high = int(draw.integers(1, 41))
-            append = [AppendRow(history, np.empty(0, np.int64), 0, high, [1])]
-            AppendBatch.fill(packed, config, append)
-            expected, total = AppendBatch.pack(config, append).tokens, high
-        else:
-            rows = _score_rows(draw, int(draw.integers(1, 5)))
-            ScoreBatch.fill(packed, config, rows)
-            batch = ScoreBatch.pack(config, rows)
-            expected, total = batch.tokens, batch.ragged.total
-        assert torch.equal(packed.tokens[:total], expected)
-        behind = packed.tokens[total:]
-        assert int(behind.min()) >= 0
-        assert int(behind[:, 1].max()) <= config.actions
+            low, high = sorted(draw.choice(41, 2, replace=False).tolist())
+            append = [AppendRow(history, np.empty(0, np.int64), low, high, [1])]
+            AppendBatch.fill(appended, MODEL.config, append)
+            assert torch.equal(appended.tokens[: high - low], AppendBatch.pack(MODEL.config, append).tokens)
+            assert not appended.tokens[high - low :].any()
+            continue
+        rows = _score_rows(draw, int(draw.integers(1, 5)))
+        ScoreBatch.fill(packed, MODEL.config, rows)
+        batch = ScoreBatch.pack(MODEL.config, rows)
+        total, users = batch.ragged.total, len(rows)
+        assert torch.equal(packed.items[:total], batch.items)
+        assert not packed.items[total:].any()
+        assert packed.positions.tolist() == [*batch.positions.tolist(), *[0] * (5 - users)]
+        assert packed.starts.tolist() == [*batch.ragged.starts.tolist(), *[total] * (5 - users)]
+        assert packed.cached.tolist() == [*batch.ragged.cached.tolist(), *[0] * (5 - users)]
+
+
+def test_candidates_stand_for_the_tokens_they_are_defined_as() -> None:
+    draw = np.random.default_rng(2)
+    rows = _score_rows(draw, 4)
+    batch = ScoreBatch.pack(MODEL.config, rows)
+    for user, row in enumerate(rows):
+        tokens = candidate_tokens(MODEL.config, row.candidates.items, row.position)
+        own = slice(int(batch.ragged.starts[user]), int(batch.ragged.starts[user + 1]))
+        assert batch.items[own].tolist() == tokens[:, 0].tolist()
+        assert set(tokens[:, 3].tolist()) == {int(batch.positions[user])}
 
 
 def test_appends_are_packed_in_the_order_of_their_rows() -> None:

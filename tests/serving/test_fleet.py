@@ -23,7 +23,8 @@ def leased(fleet: Fleet, slot: str) -> int:
     loop = fleet.engines[slot]._loop
     assert loop is not None
     claims = [claim for of_user in loop.claims._claims.values() for claim in of_user]
-    return len({int(page) for claim in claims if claim.lease._pages is not None for page in claim.lease._pages})
+    held = [claim.lease._leased for claim in claims]
+    return len({int(page) for leased in held if leased is not None for page in leased.pages})
 
 
 @in_virtual_time

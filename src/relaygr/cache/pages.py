@@ -5,17 +5,36 @@
       └──last owner──┴──────────────┘
 
 A page goes back to free when its last owner lets go, never before. free + owned = total, always.
+
+Most who need pages need the same ones as others, all pages of a prefix: their leases are counted for all of these
+together, and pages are pinned by the first. Behind the last they stay so until somebody asks for pins: many are let go
+of together, and whoever comes back meanwhile finds them pinned.
 """
+
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from relaygr.history import PAGE
 
-__all__ = ["PagePool", "Pages"]
+__all__ = ["Leased", "PagePool", "Pages"]
 
 Pages = npt.NDArray[np.int64]
 """Numbers of pages; as wide as an index, since indexing by any other width costs more than the rest."""
+
+_MOST_OVER: Final = 8192
+"""Pages that are let go of together, at most: some ten microseconds."""
+
+
+@dataclass(eq=False, slots=True)
+class Leased:
+    """Pages that are pinned for all who lease these very ones."""
+
+    user: str
+    pages: Pages
+    leases: int = 1
 
 
 class PagePool:
@@ -23,11 +42,16 @@ class PagePool:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.pinned = 0
+        self._pinned = 0
         self._free = list(range(total - 1, -1, -1))
         self._owners = np.zeros(total, np.int32)
         self._pins = np.zeros(total, np.int32)
         self._filled = np.zeros(total, np.int32)
+        self._leased: dict[int, Leased] = {}
+        """By the identity of their pages."""
+        self._over: dict[int, Leased] = {}
+        """Of these, those that nobody leases any more, and that are still pinned."""
+        self._pages_over = 0
 
     def grow(self, total: int) -> None:
         """There are this many pages now; the new ones are free."""
@@ -39,7 +63,13 @@ class PagePool:
 
     @property
     def free(self) -> int:
+        self._settle()
         return len(self._free)
+
+    @property
+    def pinned(self) -> int:
+        self._settle()
+        return self._pinned
 
     @property
     def available(self) -> int:
@@ -48,13 +78,13 @@ class PagePool:
 
     def take(self, count: int) -> Pages:
         """`count` free pages, pinned, their contents undefined. There must be that many."""
-        if count > len(self._free):
-            raise RuntimeError(f"{count} pages taken where {len(self._free)} are free")
+        if count > self.free:
+            raise RuntimeError(f"{count} pages taken where {self.free} are free")
         cut = len(self._free) - count
         pages = np.array(self._free[cut:], np.int64)
         del self._free[cut:]
         self._pins[pages] = 1
-        self.pinned += count
+        self._pinned += count
         return pages
 
     def own(self, pages: Pages) -> None:
@@ -71,7 +101,7 @@ class PagePool:
         if not len(pages):
             return  # arrays take long for nothing, too
         pins = self._pins[pages]
-        self.pinned += len(pins) - int(np.count_nonzero(pins))
+        self._pinned += len(pins) - int(np.count_nonzero(pins))
         self._pins[pages] = pins + 1
 
     def unpin(self, pages: Pages) -> None:
@@ -79,10 +109,48 @@ class PagePool:
         self._pins[pages] = pins
         still = int(np.count_nonzero(pins))
         if still < len(pins):
-            self.pinned -= len(pins) - still
+            self._pinned -= len(pins) - still
             owners = self._owners[pages]
             if still or np.count_nonzero(owners) < len(owners):  # `all` takes longer
                 self._end(pages[(pins == 0) & (owners == 0)])
+
+    def lease(self, user: str, pages: Pages) -> Leased:
+        """One more who needs these pages as they are, all of this user; until `end_lease`."""
+        leased = self._leased.get(id(pages))
+        if leased is None:
+            self.pin(pages)
+            leased = self._leased[id(pages)] = Leased(user, pages)
+        elif leased.leases:
+            leased.leases += 1
+        else:
+            del self._over[id(pages)]
+            self._pages_over -= len(pages)
+            leased.leases = 1
+        return leased
+
+    def end_lease(self, leased: Leased) -> None:
+        leased.leases -= 1
+        if not leased.leases:
+            self._over[id(leased.pages)] = leased
+            self._pages_over += len(leased.pages)
+            if self._pages_over > _MOST_OVER:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Unpin what nobody leases any more."""
+        if not self._over:
+            return
+        over, self._over, self._pages_over = self._over, {}, 0
+        users: set[str] = set()
+        together = []
+        for key, leased in over.items():
+            del self._leased[key]
+            if leased.user in users:
+                self.unpin(leased.pages)
+            else:  # pages of different users are different pages
+                users.add(leased.user)
+                together.append(leased.pages)
+        self.unpin(together[0] if len(together) == 1 else np.concatenate(together))
 
     def _end(self, pages: Pages) -> None:
         """Nobody owns or pins these any more."""
@@ -91,14 +159,17 @@ class PagePool:
 
     def unpinned(self, pages: Pages) -> int:
         """How many of these nobody has pinned: what pinning them would take from `available`."""
+        self._settle()
         return len(pages) - int(np.count_nonzero(self._pins[pages])) if len(pages) else 0
 
     def none_pinned(self, pages: Pages) -> bool:
         """Whether nobody has pinned any of these."""
+        self._settle()
         return not np.count_nonzero(self._pins[pages])
 
     def unneeded(self, pages: Pages) -> npt.NDArray[np.bool_]:
         """Which of these nobody has pinned."""
+        self._settle()
         unneeded: npt.NDArray[np.bool_] = self._pins[pages] == 0
         return unneeded
 
@@ -114,6 +185,7 @@ class PagePool:
 
     def check(self) -> None:
         """Raises RuntimeError unless free + owned = total and the counts agree; what is pinned is owned."""
+        self._settle()
         if (self._owners < 0).any() or (self._pins < 0).any():
             raise RuntimeError("pages let go of too often")
         held = (self._owners > 0) | (self._pins > 0)

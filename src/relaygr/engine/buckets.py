@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from relaygr.model.config import Family
 from relaygr.model.packed import BatchShape
 
-__all__ = ["APPEND_BUCKETS", "SCORE_BUCKETS", "Bucket", "Group", "append_buckets", "grouped"]
+__all__ = ["APPEND_BUCKETS", "SCORE_BUCKETS", "Bucket", "Group", "append_buckets", "grouped", "score_buckets"]
 
 
 class Bucket(NamedTuple):
@@ -20,8 +20,8 @@ class Bucket(NamedTuple):
     def total(self) -> int:
         return self.users * self.rows
 
-    def shape(self, pages: int, features: int) -> BatchShape:
-        """Its inputs, for users of up to so many pages."""
+    def shape(self, pages: int, features: int | None) -> BatchShape:
+        """Its inputs, for users of up to so many pages; `features` as there."""
         return BatchShape(self.users, self.total, pages, features)
 
 
@@ -31,16 +31,27 @@ def _buckets(users: Iterable[int], rows: Iterable[int], most: int) -> tuple[Buck
     return tuple(sorted((bucket for bucket in every if bucket.total <= most), key=lambda bucket: bucket.total))
 
 
-SCORE_BUCKETS: Final = _buckets((1, 2, 4, 8, 16, 32), (128, 512, 2048), 8192)
+SCORE_BUCKETS: Final = _buckets((1, 2, 4, 8, 16, 32), (128, 512, 2048), 32768)
 """Of scores: rows are a user's candidates."""
 APPEND_BUCKETS: Final = _buckets((1, 4, 16), (128, 1024, 2048, 4096, 8192, 16384), 16384)
 """Of appends: rows are a user's new tokens. Longer appends are several of the longest."""
-_NARROW: Final = tuple(bucket for bucket in APPEND_BUCKETS if bucket.users == 1 or bucket.total <= 8192)
+_NARROW: Final = 8192
+"""Rows of buckets for several users, where padding costs as much as what it stands for."""
+
+
+def score_buckets(family: Family) -> tuple[Bucket, ...]:
+    """Of a model of this family: products of HSTU skip what is padding, so there much of it costs little."""
+    return SCORE_BUCKETS if family == "hstu" else _narrow(SCORE_BUCKETS)
 
 
 def append_buckets(family: Family) -> tuple[Bucket, ...]:
-    """Of a model of this family: products of HSTU skip what is padding, so there much of it costs little."""
-    return APPEND_BUCKETS if family == "hstu" else _NARROW
+    """Of a model of this family, as with scores."""
+    return APPEND_BUCKETS if family == "hstu" else _narrow(APPEND_BUCKETS)
+
+
+@functools.cache
+def _narrow(buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
+    return tuple(bucket for bucket in buckets if bucket.users == 1 or bucket.total <= _NARROW)
 
 
 class Group(NamedTuple):

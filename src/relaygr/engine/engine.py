@@ -277,8 +277,6 @@ class Engine:
     def status(self) -> EngineStatus:
         """What the engine holds and has done. Raises Unavailable when it is not open."""
         loop = self._open_loop()
-        with loop.guard:
-            loop.ranks.let_go_answered()
         tier, host = loop.tier, loop.host
         return EngineStatus(
             version=loop.served.version,

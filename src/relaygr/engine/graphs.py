@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from relaygr.engine.buckets import SCORE_BUCKETS, Bucket, append_buckets
+from relaygr.engine.buckets import Bucket, append_buckets, score_buckets
 from relaygr.engine.driver import free_stream, own_stream
 from relaygr.engine.mailbox import Mailbox, Posted
 from relaygr.history import PAGE
@@ -72,11 +72,12 @@ class Graphs:
         began, device = time.perf_counter(), self._pages.device
         before = torch.cuda.mem_get_info(device)[0]
         self._pool = torch.cuda.graph_pool_handle()
-        appends = append_buckets(self._model.config.family)
-        of = len(SCORE_BUCKETS) + len(appends)
+        family = self._model.config.family
+        scores, appends = score_buckets(family), append_buckets(family)
+        of = len(scores) + len(appends)
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
-            for bucket in reversed(SCORE_BUCKETS):
+            for bucket in reversed(scores):
                 self._scores[bucket] = self._capture_score(bucket)
                 progress(len(self._scores), of)
             for bucket in reversed(appends):
@@ -89,10 +90,14 @@ class Graphs:
 
     def _compile(self, rows: int) -> None:
         """Compile what runs without being captured: a launch of a new kind must not wait for that later."""
-        inputs = self._inputs(Bucket(1, rows), self._features)
-        batch = Ragged((rows,), (self._longest * PAGE,), inputs.starts, inputs.cached, inputs.table)
-        self._model.append(AppendBatch(inputs.tokens, batch), self._pages)
-        self._model.score(ScoreBatch(inputs.tokens, inputs.dense, batch), self._pages)
+        lengths = (self._longest * PAGE,)
+        new = self._inputs(Bucket(1, rows), None)
+        self._model.append(
+            AppendBatch(new.tokens, Ragged((rows,), lengths, new.starts, new.cached, new.table)), self._pages
+        )
+        scored = self._inputs(Bucket(1, rows), self._features)
+        batch = Ragged((rows,), lengths, scored.starts, scored.cached, scored.table)
+        self._model.score(ScoreBatch(scored.items, scored.positions, scored.dense, batch), self._pages)
         self._stream.synchronize()
 
     def append(self, bucket: Bucket, staged: Packed) -> Posted:
@@ -139,7 +144,7 @@ class Graphs:
 
     def _capture_score(self, bucket: Bucket) -> CapturedScore:
         inputs, box = self._inputs(bucket, self._features), Mailbox(self._pages.device)
-        batch = ScoreBatch(inputs.tokens, inputs.dense, _bound(bucket, inputs))
+        batch = ScoreBatch(inputs.items, inputs.positions, inputs.dense, _bound(bucket, inputs))
 
         def launches(cut: BeforeLayer | None) -> None:
             fetch(box.mail, inputs.words)
@@ -149,7 +154,7 @@ class Graphs:
         return CapturedScore(inputs, box, graph, self._capture(box, inputs, launches))
 
     def _capture_append(self, bucket: Bucket) -> CapturedAppend:
-        inputs, box = self._inputs(bucket, 0), Mailbox(self._pages.device)
+        inputs, box = self._inputs(bucket, None), Mailbox(self._pages.device)
         batch = AppendBatch(inputs.tokens, _bound(bucket, inputs))
 
         def launches(_: BeforeLayer) -> None:
@@ -159,7 +164,7 @@ class Graphs:
         (graph,) = self._capture(box, inputs, launches)
         return CapturedAppend(inputs, box, graph)
 
-    def _inputs(self, bucket: Bucket, features: int) -> Packed:
+    def _inputs(self, bucket: Bucket, features: int | None) -> Packed:
         """Of nobody: all lengths and rows are zero."""
         inputs = Packed.empty(bucket.shape(self._longest, features), device=self._pages.device)
         inputs.words.zero_()

@@ -33,7 +33,7 @@ from relaygr.engine.work import Build, BuildState, PreInfer, Rank
 from relaygr.engine.write_back import WriteBack
 from relaygr.errors import Unavailable
 from relaygr.history import PAGE, KnownHistory
-from relaygr.model.batch import AppendRow, ScoreRow
+from relaygr.model.batch import AppendRow
 
 __all__ = ["EngineLoop"]
 
@@ -121,6 +121,9 @@ class EngineLoop:
 
     def _leave(self, rank: Rank) -> None:
         self.ranks.leave(rank)
+        claim = self.claims.oldest(rank.user)
+        if rank.scored and rank.path is Path.RESIDENT:
+            self.resident_left_by_earlier += claim is None or claim.build is None
         if not rank.history_needed:
             if isinstance(rank.history, KnownHistory) and rank.keep:
                 self.visits.add(rank.user, self._clock.now())
@@ -134,7 +137,6 @@ class EngineLoop:
     def pre_infer(self, call: PreInfer) -> None:
         """Decide about a pre-infer, and begin it if admitted. A refusal reserves nothing."""
         with self.guard:
-            self.ranks.let_go_answered()
             self.pre_infers.begin(call)
 
     def _give_up_build(self, build: Build, keep: bool) -> None:
@@ -208,7 +210,6 @@ class EngineLoop:
         await self.device.drained()
         if self.guard.error is not None:
             raise RuntimeError("the engine has failed") from self.guard.error
-        self.ranks.let_go_answered()
         for tier in (self.tier, self.host):
             tier.drop_where(lambda _: True)
             tier.pool.check()
@@ -219,7 +220,6 @@ class EngineLoop:
 
     def _turn(self) -> None:
         """One turn: give pages to those who wait for them, then launch while the device wants more, or when it will."""
-        self.ranks.let_go_answered()
         if self._closing:
             return
         if self._executor.host_pages > self.host.pool.total:
@@ -262,17 +262,13 @@ class EngineLoop:
             self.builds.launched(build, high)
             if build.all_launched:
                 self._whole(build)
-        scores, sizes, reloads = [], [], []
-        self.ranks.launched(plan.scores)
-        for rank in plan.scores:
-            prefix, candidates = rank.prefix, rank.candidates
-            assert prefix is not None
-            if rank.build is not None and rank.build.reload is not None:
-                reloads.append(rank.build.reload)
-            tokens = prefix.tokens
-            scores.append(ScoreRow(candidates, rank.request, prefix.length, tokens, prefix.pages))
-            sizes.append((len(candidates.items), tokens))
-        features = CostModel.features([(row.high - row.low, row.low) for row in appends], sizes)
+        scores = self.ranks.launched(plan.scores)
+        builds = [rank.build for rank in plan.scores if rank.build is not None]
+        reloads = [build.reload for build in builds if build.reload is not None]
+        features = CostModel.features(
+            [(row.high - row.low, row.low) for row in appends],
+            [(len(row.candidates.items), row.tokens) for row in scores],
+        )
         step = Step(plan.served, appends, scores, copies, reloads)
         self.device.launch(step, plan.cost_s, features, lambda result, error: self._step_ended(plan, result, error))
 
@@ -285,6 +281,8 @@ class EngineLoop:
 
     def _step_ended(self, plan: Plan, result: StepResult | None, error: BaseException | None) -> None:
         """A launched step has ended, in the order of launches; without a result it failed."""
+        if result is not None and len(result.scores) != len(plan.scores):
+            raise RuntimeError(f"the device has scores of {len(result.scores)} ranks where {len(plan.scores)} were run")
         if isinstance(error, PageSpoiled):
             for user in {build.prefix.user for build, _, _ in plan.appends} | {rank.user for rank in plan.scores}:
                 self.tier.drop(user)
@@ -294,18 +292,11 @@ class EngineLoop:
             self.pre_infer_busy_s += result.seconds * self._pre_infer_part(plan)
         for build, high in plan.ends.items():
             self.builds.ran(build, high, well=result is not None)
-        scored, scores = [], []
-        for index, rank in enumerate(plan.scores):
+        for rank in plan.scores:
             if result is None or (rank.build is not None and rank.build.state is not BuildState.DONE):
                 self.ranks.again(rank)
-                continue
-            if rank.path is Path.RESIDENT and not rank.over:
-                claim = self.claims.oldest(rank.user)
-                self.resident_left_by_earlier += claim is None or claim.build is None
-            scored.append(rank)
-            scores.append(result.scores[index])
         if result is not None:
-            self.ranks.scored(scored, scores, result.seconds)
+            self.ranks.scored(plan.scores, result.scores, result.seconds)
 
     def _pre_infer_part(self, plan: Plan) -> float:
         """The share of a step that was pre-inference, by predicted time."""
@@ -332,7 +323,6 @@ class EngineLoop:
         waiting, build.waiting = build.waiting, []
         for work in waiting:
             if isinstance(work, PreInfer):
-                self.ranks.let_go_answered()
                 self.pre_infers.take(work)
             else:
                 work.build = None

@@ -26,6 +26,7 @@ from relaygr.engine.waits import Waits
 from relaygr.engine.work import Build, PreInfer, Rank
 from relaygr.errors import DeadlineExceeded, HistoryNeeded, Overloaded, Unavailable
 from relaygr.history import KnownHistory
+from relaygr.model.batch import ScoreRow
 from relaygr.shown import shown
 
 __all__ = ["Choose", "Ranks", "resident"]
@@ -73,8 +74,6 @@ class Ranks:
         self._under_way: dict[Rank, None] = {}
         self._starved: dict[Rank, None] = {}
         """Waiting for pages, holding nothing."""
-        self._answered: list[Rank] = []
-        """Scored, and still holding what they were scored on."""
         self._tier = tier
         self._builds = builds
         self._cost = cost
@@ -219,40 +218,34 @@ class Ranks:
         else:
             self.resolve(rank)
 
-    def launched(self, ranks: Sequence[Rank]) -> None:
-        """The step that scores them was launched."""
-        now = self._clock.now()
+    def launched(self, ranks: Sequence[Rank]) -> list[ScoreRow]:
+        """The step that scores them is launched now: what of each it is to score."""
+        now, ready, rows = self._clock.now(), self.ready, []
         for rank in ranks:
-            del self.ready[rank]
+            del ready[rank]
             rank.launched = now
+            assert rank.row is not None
+            rows.append(rank.row)
+        return rows
 
     def scored(self, ranks: Sequence[Rank], scores: Sequence[npt.NDArray[np.float32]], seconds: float) -> None:
-        """Answer with what the device computed, in a step that took so long.
-
-        The loop's next turn calls `let_go_answered`, and so does whoever looks at pages before.
-        """
+        """Answer with what the device computed, in a step that took so long; but for ranks that begin `again`."""
         now, score_ms, paths = self._clock.now(), seconds * 1e3, self.paths
         for rank, values in zip(ranks, scores, strict=True):
-            future, path = rank.future, rank.path
+            launched, future = rank.launched, rank.future
+            if launched is None:
+                continue
             if not future.done():
-                prefix, launched, arrived = rank.prefix, rank.launched, rank.arrived
+                prefix, arrived, path = rank.prefix, rank.arrived, rank.path
                 assert prefix is not None
-                assert launched is not None
                 paths[path] += 1
                 timings = Timings((now - arrived) * 1e3, (launched - arrived) * 1e3, score_ms)
                 future.set_result(Ranked(values, path, prefix.length, prefix.lineage.epoch, timings))
-        self._answered += ranks
-
-    def let_go_answered(self) -> None:
-        """Let go of what answered ranks hold: behind their answers, which need not wait for that."""
-        if self._answered:
-            ranks, self._answered = self._answered, []
-            Lease.release_all([rank.lease for rank in ranks if rank.lease is not None])
-            for rank in ranks:
-                if rank.build is None:  # it waits in no list
-                    rank.prefix = rank.lease = None
-                else:
-                    self._let_go(rank)
+                rank.scored = True
+            if rank.build is None and rank.lease is not None:  # it waits in no list
+                rank.lease.release()
+            else:
+                self._let_go(rank)
 
     def _begin(self, rank: Rank, option: Option) -> None:
         """Build the prefix in the way the option says, or wait for pages, behind whoever waits and is more urgent."""
@@ -291,6 +284,7 @@ class Ranks:
     def _attach(self, rank: Rank, prefix: Prefix, build: Build | None) -> None:
         """This is what the rank scores on: pin it."""
         rank.prefix, rank.build = prefix, build
+        rank.row = ScoreRow(rank.candidates, rank.request, prefix.length, prefix.tokens, prefix.pages)
         rank.lease = Lease(self._tier.pool, rank.user, prefix.pages, math.inf)
 
     def _join(self, rank: Rank, build: Build) -> None:

@@ -65,7 +65,8 @@ class Scheduler:
         `apart`: whether scores may go in a step of their own, ahead of appends that would take long. Not in every step:
         what is appended must go on.
         """
-        queue = [_place(build, now) for build in builds]
+        queue: list[tuple[bool, bool, float, int, Build | Rank]]
+        queue = [(build.hopeless(now), True, build.due, build.order, build) for build in builds]
         queue += [_place(rank, now) for rank in ranks]
         if not queue:
             return None
@@ -135,7 +136,7 @@ class Scheduler:
         return min(first_page * PAGE, end) if at_least_one else low
 
 
-def _place(work: Build | Rank, now: float) -> tuple[bool, bool, float, int, Build | Rank]:
+def _place(rank: Rank, now: float) -> tuple[bool, bool, float, int, Rank]:
     """Where it stands in the order: the least is the most urgent."""
-    waits = not isinstance(work, Rank) or work.deadline == math.inf
-    return work.hopeless(now), waits, work.due, work.order, work
+    deadline = rank.deadline
+    return now + rank.cost_s > deadline, deadline == math.inf, rank.due, rank.order, rank

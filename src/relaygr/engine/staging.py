@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from relaygr.engine.buckets import APPEND_BUCKETS, SCORE_BUCKETS, Bucket, Group, append_buckets, grouped
+from relaygr.engine.buckets import APPEND_BUCKETS, Bucket, Group, append_buckets, grouped, score_buckets
 from relaygr.engine.graphs import Graphs
 from relaygr.engine.step import Step
 from relaygr.history import PAGE
@@ -48,11 +48,11 @@ class Staging:
     def __init__(self, longest: int) -> None:
         """`longest`: pages of a user at most."""
         self._longest = longest
-        self._inputs: dict[tuple[Bucket, int], list[Packed]] = {}
+        self._inputs: dict[tuple[Bucket, int | None], list[Packed]] = {}
         self._outputs: list[Out] = []
 
-    def take(self, bucket: Bucket, features: int = 0) -> Packed:
-        """For rows with so many dense features each."""
+    def take(self, bucket: Bucket, features: int | None) -> Packed:
+        """For candidates with so many dense features each; None for tokens of histories."""
         free = self._inputs.get((bucket, features))
         if free:
             return free.pop()
@@ -101,13 +101,13 @@ class Staged:
             new = [row.high - row.low for row in rows]
             for members, bucket in _groups(append_buckets(config.family), new, captured):
                 appends = [rows[index] for index in members]
-                packed = _own(AppendBatch.shape(appends)) if bucket is None else staging.take(bucket)
+                packed = _own(AppendBatch.shape(appends)) if bucket is None else staging.take(bucket, None)
                 AppendBatch.fill(packed, config, appends)
                 total = sum([new[index] for index in members])
                 self.appends.append(StagedGroup(members, bucket, total, packed, appends))
         self._counts = counts = [len(row.candidates.items) for row in step.scores]
         features = config.request_features + config.candidate_features
-        for members, bucket in _groups(SCORE_BUCKETS, counts, captured):
+        for members, bucket in _groups(score_buckets(config.family), counts, captured):
             scores = [step.scores[index] for index in members]
             packed = _own(ScoreBatch.shape(config, scores)) if bucket is None else staging.take(bucket, features)
             total = ScoreBatch.fill(packed, config, scores)
@@ -124,7 +124,8 @@ class Staged:
 
     def ids(self) -> npt.NDArray[np.int32]:
         """Rows of the table that the step reads."""
-        return np.concatenate([group.packed.tokens.numpy()[: group.total, 0] for group in self.groups])
+        appended = [group.packed.tokens[: group.total, 0] for group in self.appends]
+        return torch.cat([*appended, *(group.packed.items[: group.total] for group in self.scores)]).numpy()
 
     def take_out(self, tasks: int) -> Out:
         """Where the scores of all groups go, one behind the other."""

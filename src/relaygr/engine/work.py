@@ -11,6 +11,7 @@ from relaygr.cache import Lease, Lineage, Prefix
 from relaygr.engine.outcomes import Path, PreInferOutcome, Ranked
 from relaygr.engine.step import PageCopy, Served
 from relaygr.history import History, KnownHistory
+from relaygr.model.batch import ScoreRow
 from relaygr.model.candidates import Candidates
 
 __all__ = ["Build", "BuildState", "PreInfer", "Rank"]
@@ -48,11 +49,15 @@ class Rank:
     path: Path = Path.RESIDENT
     prefix: Prefix | None = None
     """What it scores on, once known; pinned by `lease`."""
+    row: ScoreRow | None = None
+    """What the device is to score, known as soon as that."""
     lease: Lease | None = None
     build: "Build | None" = None
     """What makes its prefix, or a part of it; its scores count only if that ended well."""
     launched: float | None = None
     """When the step that scores it was launched."""
+    scored: bool = False
+    """Whether its caller got scores."""
     attempts: int = 0
     cost_s: float = 0.0
     keep: bool = True

@@ -1,6 +1,6 @@
 """What stands before and behind a stack of layers, defined in plain torch and fused where a GPU runs it.
 
-embed   four row numbers of a token → the sum of the rows
+embed   four row numbers of a token → the sum of the rows; of candidates three are told once for many
 head    x → LN → ·W + b, in float32
 """
 
@@ -12,8 +12,18 @@ import torch.nn.functional as F
 from relaygr.kernels.device import has_triton
 from relaygr.kernels.layer import Norm
 from relaygr.kernels.mail import Mail
+from relaygr.kernels.ragged import Ragged
 
-__all__ = ["HotRows", "embed", "embed_plain", "head", "head_plain"]
+__all__ = [
+    "HotRows",
+    "Tables",
+    "embed",
+    "embed_candidates",
+    "embed_candidates_plain",
+    "embed_plain",
+    "head",
+    "head_plain",
+]
 
 
 class HotRows(NamedTuple):
@@ -25,31 +35,58 @@ class HotRows(NamedTuple):
     """int32 [rows of the table], on the device: the slot that holds a row, or -1."""
 
 
-def embed(
-    tokens: torch.Tensor,
-    table: torch.Tensor,
-    kinds: torch.Tensor,
-    gaps: torch.Tensor,
-    positions: torch.Tensor,
-    hot: HotRows | None = None,
-) -> torch.Tensor:
-    """[t, dim] from tokens [t, 4]. `table` may lie in pinned host memory, the rest is on the tokens' device."""
-    if not _fused(kinds):
-        return embed_plain(tokens, table, kinds, gaps, positions)
+class Tables(NamedTuple):
+    """What tokens are rows of: [rows, dim] each."""
+
+    items: torch.Tensor
+    """May lie in pinned host memory; the others are where the tokens are."""
+    kinds: torch.Tensor
+    gaps: torch.Tensor
+    positions: torch.Tensor
+    hot: HotRows | None = None
+    """Of the items."""
+
+
+def embed(tokens: torch.Tensor, tables: Tables) -> torch.Tensor:
+    """[t, dim] from tokens [t, 4]."""
+    if not _fused(tables.kinds):
+        return embed_plain(tokens, tables)
     from relaygr.kernels import ends_triton
 
-    return ends_triton.embed(tokens, table, kinds, gaps, positions, hot)
+    return ends_triton.embed(tokens, tables)
 
 
-def embed_plain(
-    tokens: torch.Tensor, table: torch.Tensor, kinds: torch.Tensor, gaps: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
+def embed_plain(tokens: torch.Tensor, tables: Tables) -> torch.Tensor:
     """`embed`, as it is defined."""
-    ids = tokens[:, 0]
-    x = table.index_select(0, ids.to(table.device)).to(kinds.device)
-    x = x + kinds.index_select(0, tokens[:, 1])
-    x = x + gaps.index_select(0, tokens[:, 2])
-    return x + positions.index_select(0, tokens[:, 3])
+    x = _items(tokens[:, 0], tables)
+    x = x + tables.kinds.index_select(0, tokens[:, 1])
+    x = x + tables.gaps.index_select(0, tokens[:, 2])
+    return x + tables.positions.index_select(0, tokens[:, 3])
+
+
+def embed_candidates(
+    items: torch.Tensor, positions: torch.Tensor, ragged: Ragged, marks: tuple[int, int], tables: Tables
+) -> torch.Tensor:
+    """[t, dim] of tokens that have items [t], the same `marks` all, their kind and gap, and each user's position
+    [users]. Of rows that belong to nobody it is undefined, and finite."""
+    if not _fused(tables.kinds):
+        return embed_candidates_plain(items, positions, ragged, marks, tables)
+    from relaygr.kernels import ends_triton
+
+    return ends_triton.embed_candidates(items, positions, ragged.starts, marks, tables)
+
+
+def embed_candidates_plain(
+    items: torch.Tensor, positions: torch.Tensor, ragged: Ragged, marks: tuple[int, int], tables: Tables
+) -> torch.Tensor:
+    """`embed_candidates`, as it is defined."""
+    kind, gap = marks
+    x = _items(items, tables) + tables.kinds[kind] + tables.gaps[gap]
+    return x + tables.positions.index_select(0, positions[ragged.row_users()])
+
+
+def _items(rows: torch.Tensor, tables: Tables) -> torch.Tensor:
+    return tables.items.index_select(0, rows.to(tables.items.device)).to(tables.kinds.device)
 
 
 def head(

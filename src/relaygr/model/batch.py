@@ -14,7 +14,7 @@ from relaygr.kernels.ragged import PageList
 from relaygr.model.candidates import Candidates
 from relaygr.model.config import ModelConfig
 from relaygr.model.packed import BatchShape, Packed
-from relaygr.model.tokens import candidate_marks, write_candidate_tokens, write_history_tokens
+from relaygr.model.tokens import position_row, write_history_tokens, write_item_rows
 
 __all__ = ["AppendBatch", "AppendRow", "ScoreBatch", "ScoreRow"]
 
@@ -72,14 +72,16 @@ class AppendBatch:
     def fill(packed: Packed, config: ModelConfig, rows: Sequence[AppendRow]) -> None:
         """Write these rows; there must be room for them."""
         packed.place([row.high - row.low for row in rows], [row.low for row in rows], [row.pages for row in rows])
-        tokens, _ = packed.rows_of(sum(row.high - row.low for row in rows))
+        tokens = packed.tokens_of(sum(row.high - row.low for row in rows))
         write_history_tokens(config, [(row.history, row.context, row.low, row.high) for row in rows], tokens)
 
 
 @dataclass(frozen=True)
 class ScoreBatch:
-    tokens: torch.Tensor
-    """int32 [t, 4]"""
+    items: torch.Tensor
+    """int32 [t], rows of the table."""
+    positions: torch.Tensor
+    """int32 [users], rows of the positions: where each user's candidates stand."""
     dense: torch.Tensor | None
     """float32 [t, request + candidate features]; None where the model reads none."""
     ragged: Ragged
@@ -95,7 +97,7 @@ class ScoreBatch:
         """What was packed of these rows."""
         counts, cached = tuple(len(row.candidates) for row in rows), tuple(row.tokens for row in rows)
         ragged = Ragged(counts, cached, packed.starts, packed.cached, packed.table)
-        return ScoreBatch(packed.tokens, packed.dense, ragged)
+        return ScoreBatch(packed.items, packed.positions, packed.dense, ragged)
 
     @staticmethod
     def shape(config: ModelConfig, rows: Sequence[ScoreRow]) -> BatchShape:
@@ -108,11 +110,10 @@ class ScoreBatch:
         candidates, _, positions, cached, pages = zip(*rows, strict=True)
         items = [each.items for each in candidates]
         counts = [len(each) for each in items]
-        packed.place(counts, cached, pages)
+        packed.place(counts, cached, pages, [position_row(position) for position in positions])
         total = sum(counts)
-        tokens, dense = packed.rows_of(total, candidate_marks(config))
-        highest = max([each.highest for each in candidates])
-        write_candidate_tokens(config, items, highest, counts, positions, tokens)
+        places, dense = packed.candidates_of(total)
+        write_item_rows(config, items, max([each.highest for each in candidates]), places)
         if dense is not None:
             begin = 0
             for row, count in zip(rows, counts, strict=True):

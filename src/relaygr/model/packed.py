@@ -25,17 +25,20 @@ class BatchShape:
     """Of all users together."""
     pages: int
     """Of the user who has the most."""
-    features: int = 0
-    """Dense features of a row."""
+    features: int | None = None
+    """Dense features of a candidate; None where rows are tokens of histories."""
 
     def parts(self) -> tuple[tuple[int, ...], ...]:
-        """Starts, cached, table, tokens, dense."""
+        """Starts, cached, positions, table, tokens, items, dense."""
+        scored = self.features is not None
         return (
             (self.users + 1,),
             (self.users,),
+            (self.users if scored else 0,),
             (self.users, max(self.pages, 1)),
-            (4, self.rows),
-            (self.rows, self.features),
+            (4, 0 if scored else self.rows),
+            (self.rows if scored else 0,),
+            (self.rows, self.features or 0),
         )
 
     @property
@@ -46,9 +49,12 @@ class BatchShape:
 class Packed:
     """Views into one buffer of 32-bit words:
 
-    starts [users + 1] | cached [users] | table [users, pages] | tokens [4, rows] | dense [rows, features]
+    starts [users + 1] | cached [users] | table [users, pages] | …
+        of candidates: positions [users] | items [rows] | dense [rows, features]
+        of tokens of histories: tokens [4, rows]
 
-    Each of a token's four numbers lies together with those of the others; `tokens` is [rows, 4] all the same.
+    Candidates have an item each and share their user's position, which lies in front of the table. Each of a token's
+    four numbers lies together with those of the others; `tokens` is [rows, 4] all the same.
     """
 
     def __init__(self, shape: BatchShape, words: torch.Tensor) -> None:
@@ -59,11 +65,11 @@ class Packed:
         for part in shape.parts():
             views.append(words[begin : begin + int(np.prod(part))].view(part))
             begin += _padded(part)
-        self.starts, self.cached, self.table = views[:3]
-        self.tokens = views[3].t()
-        self.dense: torch.Tensor | None = views[4].view(torch.float32) if shape.features else None
+        self.starts, self.cached, self.positions, self.table = views[:4]
+        self.tokens = views[4].t()
+        self.items = views[5]
+        self.dense: torch.Tensor | None = views[6].view(torch.float32) if shape.features else None
         self.address = words.data_ptr()
-        self._alike: tuple[int, int] | None = None
         self._host = _HostViews(self) if words.device.type == "cpu" else None
 
     @staticmethod
@@ -76,36 +82,39 @@ class Packed:
         words = self.words.to(device, non_blocking=self.words.is_pinned())
         return self if words is self.words else Packed(self.shape, words)
 
-    def place(self, rows: Sequence[int], cached: Sequence[int], pages: Sequence[PageList]) -> None:
-        """Say whose the rows are and where their tokens lie. Users past these have no rows."""
-        host, nobody = self._writable(), self.shape.users - len(rows)
-        starts, table = list(itertools.accumulate(rows, initial=0)), host.table
-        host.starts[:] = starts + starts[-1:] * nobody
-        host.cached[:] = [*cached, *[0] * nobody]
+    def place(
+        self, rows: Sequence[int], cached: Sequence[int], pages: Sequence[PageList], positions: Sequence[int] = ()
+    ) -> None:
+        """Say whose the rows are, where their tokens lie, and where candidates stand. Users past these have no rows."""
+        host, nobody = self._writable(), [0] * (self.shape.users - len(rows))
+        starts = list(itertools.accumulate(rows, initial=0))
+        host.head[:] = [
+            *starts,
+            *starts[-1:] * len(nobody),
+            *host.behind_starts,
+            *cached,
+            *nobody,
+            *(() if self.shape.features is None else (*host.behind_cached, *positions, *nobody)),
+        ]
+        table = host.table
         for user, row in enumerate(pages):
             table[user, : len(row)] = row
 
-    def rows_of(
-        self, total: int, alike: tuple[int, int] | None = None
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
-        """Tokens and dense features of the first `total` rows, to be written; those behind are made harmless.
+    def tokens_of(self, total: int) -> npt.NDArray[np.int32]:
+        """Tokens of the first `total` rows, to be written; those behind are made harmless."""
+        tokens = self._writable().tokens
+        tokens[total:] = 0
+        return tokens[:total]
 
-        `alike`: the second and third number of every token, written here where the batch before had others.
-        """
+    def candidates_of(self, total: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
+        """Items and dense features of the first `total` rows, to be written; those behind are made harmless."""
         host = self._writable()
-        tokens, dense = host.tokens, host.dense
-        if alike is None:
-            tokens[total:] = 0
-        else:
-            if alike != self._alike:
-                tokens[:, 1], tokens[:, 2] = alike
-            if total < len(tokens):
-                tokens[total:, 0] = 0
-                tokens[total:, 3] = 0
-        self._alike = alike
-        if dense is not None:
-            dense[total:] = 0.0
-        return tokens[:total], None if dense is None else dense[:total]
+        items, dense = host.items, host.dense
+        items[total:] = 0
+        if dense is None:
+            return items[:total], None
+        dense[total:] = 0.0
+        return items[:total], dense[:total]
 
     def _writable(self) -> "_HostViews":
         if self._host is None:
@@ -117,10 +126,16 @@ class _HostViews:
     """The parts of a packed batch as arrays: made once, since buffers are used again."""
 
     def __init__(self, packed: Packed) -> None:
-        self.starts: npt.NDArray[np.int32] = packed.starts.numpy()
-        self.cached: npt.NDArray[np.int32] = packed.cached.numpy()
+        users, scored = packed.shape.users, packed.shape.features is not None
+        self.behind_starts = [0] * (_padded((users + 1,)) - users - 1)
+        self.behind_cached = [0] * (_padded((users,)) - users)
+        last = packed.positions if scored else packed.cached
+        words: npt.NDArray[np.int32] = packed.words.numpy()
+        self.head = words[: last.storage_offset() + users]
+        """Starts, cached and positions, and what is between them: written at once."""
         self.table: npt.NDArray[np.int32] = packed.table.numpy()
         self.tokens: npt.NDArray[np.int32] = packed.tokens.numpy()
+        self.items: npt.NDArray[np.int32] = packed.items.numpy()
         self.dense: npt.NDArray[np.float32] | None = None if packed.dense is None else packed.dense.numpy()
 
 

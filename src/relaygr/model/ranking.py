@@ -70,7 +70,8 @@ class RankingModel(ModelInputs, nn.Module):
 
         `mail`: where they go instead, where this is captured.
         """
-        x = self.stack.score(self.embedding(batch.tokens, batch.dense), pages, batch.ragged, before)
+        x = self.embedding.candidates(batch.items, batch.positions, batch.ragged, batch.dense)
+        x = self.stack.score(x, pages, batch.ragged, before)
         norm = Norm(self.norm_weight, self.norm_bias, self.config.norm_eps)
         return head(x, norm, self.head_weight, self.head_bias, batch.ragged.limit, mail)
 

@@ -29,10 +29,11 @@ __all__ = [
     "history_tokens",
     "kind_rows",
     "log_bucket",
+    "position_row",
     "table_row",
     "table_rows",
-    "write_candidate_tokens",
     "write_history_tokens",
+    "write_item_rows",
 ]
 
 Rows = npt.NDArray[np.int64]
@@ -151,8 +152,9 @@ def _first_positions(count: int) -> Rows:
 def candidate_tokens(config: ModelConfig, items: Rows, position: int) -> Rows:
     """Tokens of candidates that all stand at `position`, the length of the history; [m, 4]."""
     tokens = np.empty((len(items), 4), np.int64)
+    tokens[:, 0] = table_row(items, config.items)
     tokens[:, 1], tokens[:, 2] = candidate_marks(config)
-    write_candidate_tokens(config, [items], int(items.max(initial=0)), [len(items)], [position], tokens)
+    tokens[:, 3] = position_row(position)
     return tokens
 
 
@@ -161,28 +163,16 @@ def candidate_marks(config: ModelConfig) -> tuple[int, int]:
     return config.actions, _NO_GAP
 
 
-def write_candidate_tokens(
-    config: ModelConfig,
-    items: Sequence[Rows],
-    highest: int,
-    counts: Sequence[int],
-    positions: Sequence[int],
-    out: npt.NDArray[np.integer],
-) -> None:
-    """Tokens of the candidates of many users into `out` [m, 4], but for `candidate_marks`, which are there.
-
-    Of each user: items, how many they are, and their position. No item is above `highest`. Where no id is hashed it is
-    few calls, each over all users: it is in the way of every step.
-    """
+def write_item_rows(config: ModelConfig, items: Sequence[Rows], highest: int, out: npt.NDArray[np.integer]) -> None:
+    """The first number of the tokens of many users' candidates. No item is above `highest`: where no id is hashed this
+    is one call, since it is in the way of every step."""
     table = items if highest < config.items else [table_row(each, config.items) for each in items]
-    np.concatenate(table, out=out[:, 0], casting="unsafe")
-    buckets = np.array([_position_bucket(position) for position in positions], out.dtype)
-    out[:, 3] = buckets.repeat(counts)
+    np.concatenate(table, out=out, casting="unsafe")
 
 
 @functools.lru_cache(1 << 16)
-def _position_bucket(position: int) -> int:
-    """`log_bucket` of one position."""
+def position_row(position: int) -> int:
+    """The last number of a token that stands there: `log_bucket` of one position."""
     position = min(position, _POSITION_LIMIT)
     shift = max(position.bit_length() - 1 - _POSITION_BITS, 0)
     return (shift << _POSITION_BITS) + (position >> shift)
