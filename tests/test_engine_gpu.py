@@ -17,7 +17,7 @@ def test_phases_of_the_loop_are_timed_and_the_engine_serves_as_before() -> None:
             await asyncio.wait_for(engine.pre_infer("u", numbered(200)), 60)
             await asyncio.wait_for(engine.rank("u", numbered(200), np.arange(5)), 60)
             assert phases.steps == 2
-            assert {"plan", "launch", "complete", "learn", "release"} <= set(phases.cpu_s)
+            assert {"plan", "launch", "complete", "learn", "arrive", "leave"} <= set(phases.cpu_s)
             phases.close()
 
     asyncio.run(main())

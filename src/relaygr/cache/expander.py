@@ -1,8 +1,8 @@
 """The expander's choice: how to have a prefix where it is needed, at the least cost to the device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 __all__ = ["Option", "Source", "choose"]
 
@@ -22,8 +22,7 @@ class Source(StrEnum):
     """Compute all of it."""
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One way to a prefix, and its price."""
 
     source: Source

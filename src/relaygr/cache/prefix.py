@@ -39,6 +39,8 @@ class Lineage(NamedTuple):
 
         No part of it may be ahead.
         """
+        if self == wanted:  # as nearly always
+            return not self.spread
         behind = wanted.epoch - self.epoch
         return self.spread <= behind <= accept_epochs and self._replace(epoch=wanted.epoch, spread=0) == wanted
 

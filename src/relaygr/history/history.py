@@ -49,7 +49,7 @@ class History:
     backwards. Equality is by content. Raises InvalidInput naming the field for anything else.
     """
 
-    __slots__ = ("_known", "_tail", "actions", "items", "start", "timestamps")
+    __slots__ = ("_highest_action", "_known", "_tail", "actions", "items", "start", "timestamps")
 
     def __init__(self, items: Any, actions: Any, timestamps: Any, *, start: int = 0) -> None:
         self.items = frozen(integers("items", items, np.int64))
@@ -72,6 +72,7 @@ class History:
         # place: histories share them, and threads may read while one extends them.
         self._known: tuple[Sequence[bytes], Sequence[bytes]] = ((), (EMPTY,))
         self._tail: bytes | None = None
+        self._highest_action: int | None = None
 
     @classmethod
     def empty(cls) -> Self:
@@ -109,7 +110,7 @@ class History:
         """Made of parts already checked; `hashes` and `digests` are those of its first whole pages."""
         self = cls.__new__(cls)
         self.items, self.actions, self.timestamps, self.start = items, actions, timestamps, start
-        self._known, self._tail = (hashes, digests), None
+        self._known, self._tail, self._highest_action = (hashes, digests), None, None
         return self
 
     def __len__(self) -> int:
@@ -147,6 +148,13 @@ class History:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled with the hashes it knows; unpickled arrays are read-only again."""
         return (_unpickled, (self.items, self.actions, self.timestamps, self.start, *self._known))
+
+    @property
+    def highest_action(self) -> int:
+        """-1 where there is none. Looked for once: a history is checked with every call."""
+        if self._highest_action is None:
+            self._highest_action = int(np.maximum.reduce(self.actions)) if len(self.actions) else -1
+        return self._highest_action
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, History):

@@ -25,7 +25,7 @@ class ModelInputs:
         """The history, if this model can read it."""
         if not isinstance(history, History):
             raise InvalidInput("history", f"must be a relaygr.History, not {type(history).__name__}")
-        if len(history) and int(history.actions.max()) >= (limit := self.config.actions):
+        if history.highest_action >= (limit := self.config.actions):
             at = int(history.actions.argmax())
             problem = f"must be below {limit}, this model's number of actions; entry {at} is {history.actions[at]}"
             raise InvalidInput("actions", problem)
