@@ -7,7 +7,17 @@ from typing import Final, NamedTuple
 from relaygr.model.config import Family
 from relaygr.model.packed import BatchShape
 
-__all__ = ["APPEND_BUCKETS", "SCORE_BUCKETS", "Bucket", "Group", "append_buckets", "grouped", "score_buckets"]
+__all__ = [
+    "APPEND_BUCKETS",
+    "SCORE_BUCKETS",
+    "Bucket",
+    "Group",
+    "append_buckets",
+    "append_groups",
+    "grouped",
+    "score_buckets",
+    "score_groups",
+]
 
 
 class Bucket(NamedTuple):
@@ -62,11 +72,19 @@ class Group(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def grouped(buckets: tuple[Bucket, ...], rows: tuple[int, ...]) -> tuple[Group, ...]:
-    """Share out users with so many rows each over buckets: the largest first, as many together as some bucket takes.
+def score_groups(family: Family, rows: tuple[int, ...]) -> tuple[Group, ...]:
+    """Scores of users with so many candidates each. Steps are much alike, so what was found is remembered."""
+    return grouped(score_buckets(family), rows)
 
-    Steps are much alike, so what was found is remembered.
-    """
+
+@functools.lru_cache(4096)
+def append_groups(family: Family, rows: tuple[int, ...]) -> tuple[Group, ...]:
+    """The same of appends with so many new tokens each."""
+    return grouped(append_buckets(family), rows)
+
+
+def grouped(buckets: tuple[Bucket, ...], rows: tuple[int, ...]) -> tuple[Group, ...]:
+    """Share out users with so many rows each over buckets: the largest first, as many together as some bucket takes."""
     groups = []
     order = sorted(range(len(rows)), key=lambda index: -rows[index])
     while order:

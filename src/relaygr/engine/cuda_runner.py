@@ -18,7 +18,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -56,10 +56,9 @@ class CudaRunner:
         self._on_compute = OnStream(self._compute)
         self._inward, self._outward = (own_stream(self._device) for _ in range(2))
         self._mover = PageMover(pages, host.pages, host.together)
-        self._graphs: WeakKeyDictionary[Served, Graphs] = WeakKeyDictionary()
+        self._prepared: WeakKeyDictionary[Served, _Prepared] = WeakKeyDictionary()
         self._lock = threading.Lock()
-        """Of `_graphs`: to add to it, in the thread that prepares a model, and to go through it."""
-        self._hot: WeakKeyDictionary[Served, HotRowCache] = WeakKeyDictionary()
+        """Of `_prepared`: to add to it, in the thread that prepares a model, and to go through it."""
         self._staging = Staging(longest)
         self._steps: deque[_Flight] = deque()
         self._loads: deque[_Flight] = deque()
@@ -76,18 +75,17 @@ class CudaRunner:
     def serve(self, served: Served, hot: HotRowCache | None, progress: Progress) -> None:
         model = served.model
         assert isinstance(model, RankingModel)
-        if hot is not None:
-            self._hot[served] = hot
+        graphs = None
         if replayable(model.stack.attention):
             with torch.cuda.device(self._device):
                 graphs = Graphs(model, self.pages, self._longest)
                 graphs.capture(lambda done, of: progress("launches captured", done, of))
-            with self._lock:
-                self._graphs[served] = graphs
+        with self._lock:
+            self._prepared[served] = _Prepared(graphs, hot)
 
     def facts(self) -> dict[str, float]:
         with self._lock:
-            graphs = list(self._graphs.values())
+            graphs = [each.graphs for each in self._prepared.values() if each.graphs is not None]
         return {
             "graphs": sum(len(each) for each in graphs),
             "graph_bytes": sum(each.bytes for each in graphs),
@@ -95,7 +93,7 @@ class CudaRunner:
         }
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
-        graphs, hot = self._graphs.get(step.served), self._hot.get(step.served)
+        graphs, hot = self._prepared[step.served]
         staged = Staged(step, graphs, self._staging)
         posted: list[Posted] = []
         # What is replayed notes its own times; events would count the launch too, where the device has nothing to do.
@@ -174,7 +172,7 @@ class CudaRunner:
         streams = self._compute, self._inward, self._outward
         for stream in streams:
             stream.synchronize()  # not the device: another engine may be capturing, which that would spoil
-        self._graphs.clear()
+        self._prepared.clear()
         for stream in streams:
             free_stream(stream, urgent=stream is self._compute)
 
@@ -257,6 +255,13 @@ class CudaRunner:
             self._dozing = loop.call_later(_OUTWARD_POLL_S, self._poll)
         else:
             self._polling = False
+
+
+class _Prepared(NamedTuple):
+    """What a model has here beside its weights."""
+
+    graphs: Graphs | None
+    hot: HotRowCache | None
 
 
 class _Flight:

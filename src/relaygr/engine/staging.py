@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from relaygr.engine.buckets import APPEND_BUCKETS, Bucket, Group, append_buckets, grouped, score_buckets
+from relaygr.engine.buckets import APPEND_BUCKETS, Bucket, Group, append_groups, score_groups
 from relaygr.engine.graphs import Graphs
 from relaygr.engine.step import Step
 from relaygr.history import PAGE
@@ -98,16 +98,16 @@ class Staged:
         self.appends: list[StagedGroup[AppendRow]] = []
         self.scores: list[StagedGroup[ScoreRow]] = []
         for rows in _rounds(step.appends, step.served.grain) if captured else [step.appends]:
-            new = [row.high - row.low for row in rows]
-            for members, bucket in _groups(append_buckets(config.family), new, captured):
+            new = tuple([row.high - row.low for row in rows])
+            for members, bucket in append_groups(config.family, new) if captured else _all_of(new):
                 appends = [rows[index] for index in members]
                 packed = _own(AppendBatch.shape(appends)) if bucket is None else staging.take(bucket, None)
                 AppendBatch.fill(packed, config, appends)
                 total = sum([new[index] for index in members])
                 self.appends.append(StagedGroup(members, bucket, total, packed, appends))
-        self._counts = counts = [len(row.candidates.items) for row in step.scores]
+        self._counts = counts = tuple([len(row.candidates.items) for row in step.scores])
         features = config.request_features + config.candidate_features
-        for members, bucket in _groups(score_buckets(config.family), counts, captured):
+        for members, bucket in score_groups(config.family, counts) if captured else _all_of(counts):
             scores = [step.scores[index] for index in members]
             packed = _own(ScoreBatch.shape(config, scores)) if bucket is None else staging.take(bucket, features)
             total = ScoreBatch.fill(packed, config, scores)
@@ -191,8 +191,6 @@ def _own(shape: BatchShape) -> Packed:
     return Packed.empty(shape, pinned=torch.cuda.is_available())
 
 
-def _groups(buckets: tuple[Bucket, ...], rows: Sequence[int], captured: bool) -> Sequence[Group]:
-    """All in one where nothing is captured."""
-    if not rows:
-        return ()
-    return grouped(buckets, tuple(rows)) if captured else (Group(range(len(rows)), None),)
+def _all_of(rows: Sequence[int]) -> Sequence[Group]:
+    """In one group, where nothing is captured."""
+    return (Group(range(len(rows)), None),) if rows else ()
