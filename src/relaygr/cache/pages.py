@@ -11,6 +11,7 @@ together, and pages are pinned by the first. Behind the last they stay so until 
 of together, and whoever comes back meanwhile finds them pinned.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -115,7 +116,7 @@ class PagePool:
                 self._end(pages[(pins == 0) & (owners == 0)])
 
     def lease(self, user: str, pages: Pages) -> Leased:
-        """One more who needs these pages as they are, all of this user; until `end_lease`."""
+        """One more who needs these pages as they are, all of this user; until `end_leases`."""
         leased = self._leased.get(id(pages))
         if leased is None:
             self.pin(pages)
@@ -128,13 +129,18 @@ class PagePool:
             leased.leases = 1
         return leased
 
-    def end_lease(self, leased: Leased) -> None:
-        leased.leases -= 1
-        if not leased.leases:
-            self._over[id(leased.pages)] = leased
-            self._pages_over += len(leased.pages)
-            if self._pages_over > _MOST_OVER:
-                self._settle()
+    def end_leases(self, ended: Iterable[Leased]) -> None:
+        """One less who needs the pages, of each."""
+        over, pages_over = self._over, self._pages_over
+        for leased in ended:
+            leased.leases -= 1
+            if not leased.leases:
+                pages = leased.pages
+                over[id(pages)] = leased
+                pages_over += len(pages)
+        self._pages_over = pages_over
+        if pages_over > _MOST_OVER:
+            self._settle()
 
     def _settle(self) -> None:
         """Unpin what nobody leases any more."""

@@ -1,5 +1,6 @@
 """A prefix ψ: whose it is, what it holds, where it lies."""
 
+import functools
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -91,6 +92,11 @@ class Prefix:
     def head(self) -> int:
         """Tokens of its start that are not held any more; whole pages."""
         return self.missing * PAGE
+
+    @functools.cached_property
+    def listed(self) -> bytes:
+        """Its pages as the device reads them, int32; made once, for every rank on it."""
+        return self.pages.astype(np.int32).tobytes()
 
     def on(self, pages: Pages, missing: int) -> "Prefix":
         """The same prefix in other pages, of which so many are missing at its start."""

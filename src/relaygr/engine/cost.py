@@ -186,11 +186,12 @@ class CostModel:
         appends: Sequence[tuple[int, int]], scores: Sequence[tuple[int, int]]
     ) -> tuple[float, float, float, float, float]:
         """Of a step: appends as (new, cached) and scores as (candidates, tokens)."""
-        tokens = pairs = candidates = candidate_pairs = 0.0
+        tokens = pairs = 0.0
+        candidates = candidate_pairs = 0  # whole numbers add up faster
         for new, cached in appends:
             tokens += new
             pairs += new * cached + new * (new + 1) / 2
         for rows, length in scores:
             candidates += rows
             candidate_pairs += rows * length
-        return 1.0, tokens, pairs, candidates, candidate_pairs
+        return 1.0, tokens, pairs, float(candidates), float(candidate_pairs)

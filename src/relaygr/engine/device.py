@@ -48,6 +48,7 @@ class Device:
         self._clock = clock
         self._turn_soon = turn_soon
         self._guard = guard
+        self._tell = guard.callback(self._step_ended)
         self._numbers = itertools.count()
         self._steps: dict[int, float] = {}
         """Predicted seconds of each step in flight, in the order of their launch."""
@@ -90,24 +91,11 @@ class Device:
             self._began = now
         self._steps[number] = predicted_s
 
-        def tell(future: "asyncio.Future[StepResult]") -> None:
-            error = _error_of(future)
-            result = None if error is not None else future.result()
-            if result is None:
-                self.faults["step"] += 1
-            else:
-                self.busy_s += result.seconds
-                self._cost.observe_step(features, predicted_s, result.seconds)
-            ended(result, error)
-            self._turn_soon()
-
-        told = self._guard.callback(tell)
-
         def finished(future: "asyncio.Future[StepResult]") -> None:
             if number == next(iter(self._steps)):  # not one that the device did not even take
                 self._began = self._clock.now()
             del self._steps[number]
-            told(future)
+            self._tell(features, predicted_s, ended, future)
             self._changed.set()
 
         try:
@@ -116,6 +104,19 @@ class Device:
             future = _failed(error)
         future.add_done_callback(finished)
         self._launching_s = max(self._clock.now() - now, _FADES * self._launching_s)
+
+    def _step_ended(
+        self, features: Sequence[float], predicted_s: float, ended: StepEnded, future: "asyncio.Future[StepResult]"
+    ) -> None:
+        error = _error_of(future)
+        result = None if error is not None else future.result()
+        if result is None:
+            self.faults["step"] += 1
+        else:
+            self.busy_s += result.seconds
+            self._cost.observe_step(features, predicted_s, result.seconds)
+        ended(result, error)
+        self._turn_soon()
 
     def copy(self, copy: PageCopy, ended: Ended) -> None:
         """Move pages between the tiers. `ended` gets the error, or None."""

@@ -6,6 +6,7 @@ may be launched as soon as the last chunk of its prefix is; whether that succeed
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import math
@@ -270,7 +271,7 @@ class EngineLoop:
             [(len(row.candidates.items), row.tokens) for row in scores],
         )
         step = Step(plan.served, appends, scores, copies, reloads)
-        self.device.launch(step, plan.cost_s, features, lambda result, error: self._step_ended(plan, result, error))
+        self.device.launch(step, plan.cost_s, features, functools.partial(self._step_ended, plan))
 
     def _whole(self, build: Build) -> None:
         """What its ranks read is there, or will be when a step launched now comes to it."""

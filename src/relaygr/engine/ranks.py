@@ -231,6 +231,7 @@ class Ranks:
     def scored(self, ranks: Sequence[Rank], scores: Sequence[npt.NDArray[np.float32]], seconds: float) -> None:
         """Answer with what the device computed, in a step that took so long; but for ranks that begin `again`."""
         now, score_ms, paths = self._clock.now(), seconds * 1e3, self.paths
+        leases = []
         for rank, values in zip(ranks, scores, strict=True):
             launched, future = rank.launched, rank.future
             if launched is None:
@@ -243,9 +244,10 @@ class Ranks:
                 future.set_result(Ranked(values, path, prefix.length, prefix.lineage.epoch, timings))
                 rank.scored = True
             if rank.build is None and rank.lease is not None:  # it waits in no list
-                rank.lease.release()
+                leases.append(rank.lease)
             else:
                 self._let_go(rank)
+        Lease.release_all(leases)
 
     def _begin(self, rank: Rank, option: Option) -> None:
         """Build the prefix in the way the option says, or wait for pages, behind whoever waits and is more urgent."""
@@ -284,7 +286,8 @@ class Ranks:
     def _attach(self, rank: Rank, prefix: Prefix, build: Build | None) -> None:
         """This is what the rank scores on: pin it."""
         rank.prefix, rank.build = prefix, build
-        rank.row = ScoreRow(rank.candidates, rank.request, prefix.length, prefix.tokens, prefix.pages)
+        tokens, pages = prefix.tokens, prefix.pages
+        rank.row = ScoreRow(rank.candidates, rank.request, prefix.length, tokens, pages, prefix.listed)
         rank.lease = Lease(self._tier.pool, rank.user, prefix.pages, math.inf)
 
     def _join(self, rank: Rank, build: Build) -> None:

@@ -72,43 +72,46 @@ class Scheduler:
             return None
         queue.sort()
         served = queue[0][4].served
-        plan = Plan(served, cost_s=self._cost.step_s)
-        most_s, latest_s, begins = self._step_s, math.inf, now + in_flight_s
+        appends: list[tuple[Build, int, int]] = []
+        scores: list[Rank] = []
+        cost_s, most_s, latest_s, begins = self._cost.step_s, self._step_s, math.inf, now + in_flight_s
         ahead: Plan | None = None
         for number, (_, _, _, _, work) in enumerate(queue, 1):  # grows while it is gone through
             if work.served is not served:
                 continue
-            first = not plan.appends and not plan.scores
-            left = most_s - plan.cost_s
             if isinstance(work, Rank):
-                if not first and work.cost_s > left:
+                with_it_s = cost_s + work.cost_s
+                if with_it_s > most_s and (scores or appends):
                     break
-                plan.scores.append(work)
-                plan.cost_s += work.cost_s
-                if begins + plan.cost_s <= work.deadline:  # else it is late, whatever comes with it
-                    latest_s = min(latest_s, _OF_DEADLINE * (work.deadline - begins))
-                    most_s = min(most_s, latest_s)
+                scores.append(work)
+                cost_s = with_it_s
+                if begins + cost_s <= work.deadline:  # else it is late, whatever comes with it
+                    fills_s = _OF_DEADLINE * (work.deadline - begins)
+                    if fills_s < latest_s:
+                        latest_s = fills_s
+                        most_s = min(most_s, latest_s)
                 continue
             low = work.launched
-            high = self._chunk_end(work, low, left, at_least_one=first, crumbs=not plan.appends)
+            first = not appends and not scores
+            high = self._chunk_end(work, low, most_s - cost_s, at_least_one=first, crumbs=not appends)
             if high == low:
                 break
-            if apart and plan.scores and not plan.appends:
-                ahead = Plan(served, scores=plan.scores.copy(), cost_s=plan.cost_s)
+            if apart and scores and not appends:
+                ahead = Plan(served, [], scores.copy(), cost_s)
             while high > low:
-                plan.appends.append((work, low, high))
-                plan.cost_s += self._cost.append_s(high - low, low)
+                appends.append((work, low, high))
+                cost_s += self._cost.append_s(high - low, low)
                 low, head = work.behind(high), high == work.head
                 # Behind a head, what is new: in the same step, also where it takes no longer than another would.
-                left = max(most_s - plan.cost_s, min(self._cost.step_s, latest_s - plan.cost_s))
+                left = max(most_s - cost_s, min(self._cost.step_s, latest_s - cost_s))
                 high = self._chunk_end(work, low, left, at_least_one=False, crumbs=False) if head else low
             if low == work.prefix.tokens:
                 for rank in work.ranks:
                     if not rank.over:
                         bisect.insort(queue, _place(rank, now), lo=number)
-        if ahead is not None and plan.cost_s - ahead.cost_s > _LONG * self._cost.step_s:
+        if ahead is not None and cost_s - ahead.cost_s > _LONG * self._cost.step_s:
             return ahead
-        return plan
+        return Plan(served, appends, scores, cost_s)
 
     def _chunk_end(self, build: Build, low: int, left_s: float, *, at_least_one: bool, crumbs: bool) -> int:
         """How far the build's chunk from `low` may go: to its end, or to the end of a page, in the time that is left.

@@ -63,8 +63,7 @@ class Served:
     more than a multiple takes nearly as long as the next."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One launch: page copies, then appends, then scores, in this order, all of one model."""
 
     served: Served

@@ -44,6 +44,8 @@ class ScoreRow(NamedTuple):
     tokens: int
     """Context and behaviours together."""
     pages: PageList
+    listed: bytes | None = None
+    """The pages as the device reads them, int32, where somebody keeps them so: they need not be converted."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,10 @@ class ScoreBatch:
     @staticmethod
     def fill(packed: Packed, config: ModelConfig, rows: Sequence[ScoreRow]) -> int:
         """Write these rows; there must be room for them. Returns how many candidates they have."""
-        candidates, _, positions, cached, pages = zip(*rows, strict=True)
+        candidates, _, positions, cached, pages, listed = zip(*rows, strict=True)
         items = [each.items for each in candidates]
         counts = [len(each) for each in items]
-        packed.place(counts, cached, pages, [position_row(position) for position in positions])
+        packed.place(counts, cached, pages if None in listed else listed, list(map(position_row, positions)))
         total = sum(counts)
         places, dense = packed.candidates_of(total)
         write_item_rows(config, items, max([each.highest for each in candidates]), places)
