@@ -76,7 +76,6 @@ class Work:
             order=next(self.orders),
             arrived=0.0,
             future=future,
-            prefix=Prefix("u", LINEAGE, tokens, b"", b"", NO_PAGES),
             cost_s=self.cost.score_s(candidates, tokens),
         )
 

@@ -3,7 +3,7 @@
 from relaygr.cache.expander import Option, Source, choose
 from relaygr.cache.held import HeldColumns
 from relaygr.cache.lease import Lease
-from relaygr.cache.pages import PagePool, Pages
+from relaygr.cache.pages import Leased, PagePool, Pages
 from relaygr.cache.prefix import Identity, Lineage, Prefix
 from relaygr.cache.return_times import ReturnTimes
 from relaygr.cache.tier import PARTS, Tier
@@ -14,6 +14,7 @@ __all__ = [
     "HeldColumns",
     "Identity",
     "Lease",
+    "Leased",
     "Lineage",
     "Option",
     "PagePool",

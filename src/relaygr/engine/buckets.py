@@ -1,6 +1,7 @@
 """Sizes of batches that a device is prepared for."""
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -12,6 +13,7 @@ __all__ = [
     "SCORE_BUCKETS",
     "Bucket",
     "Group",
+    "ScoreGroups",
     "append_buckets",
     "append_groups",
     "grouped",
@@ -71,10 +73,26 @@ class Group(NamedTuple):
     bucket: Bucket | None
 
 
+class ScoreGroups(NamedTuple):
+    """Groups of scores, and where those of each user lie among all of them."""
+
+    groups: Sequence[Group]
+    places: Sequence[slice]
+    total: int
+
+    @staticmethod
+    def of(groups: Sequence[Group], rows: Sequence[int]) -> "ScoreGroups":
+        """What comes out of groups lies one behind the other, as their members do in each."""
+        order = [member for group in groups for member in group.members]
+        ends = dict(zip(order, itertools.accumulate(rows[member] for member in order), strict=True))
+        places = tuple(slice(ends[member] - count, ends[member]) for member, count in enumerate(rows))
+        return ScoreGroups(groups, places, sum(rows))
+
+
 @functools.lru_cache(4096)
-def score_groups(family: Family, rows: tuple[int, ...]) -> tuple[Group, ...]:
+def score_groups(family: Family, rows: tuple[int, ...]) -> ScoreGroups:
     """Scores of users with so many candidates each. Steps are much alike, so what was found is remembered."""
-    return grouped(score_buckets(family), rows)
+    return ScoreGroups.of(grouped(score_buckets(family), rows), rows)
 
 
 @functools.lru_cache(4096)

@@ -226,14 +226,15 @@ class CudaRunner:
         result: Callable[[], Any],
         over: Callable[[], None] = lambda: None,
     ) -> "asyncio.Future[Any]":
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
         flights.append(_Flight(ended, result, over, future))
         if self._dozing is not None and flights is not self._writes:
             self._dozing.cancel()
             self._dozing, self._polling = None, False
         if not self._polling:
             self._polling = True
-            asyncio.get_running_loop().call_soon(self._poll)
+            loop.call_soon(self._poll)
         return future
 
     def _poll(self) -> None:
@@ -266,6 +267,8 @@ class _Prepared(NamedTuple):
 
 class _Flight:
     """Something launched, the event behind it, and who is to hear of it."""
+
+    __slots__ = ("_ended", "_error", "_future", "_over", "_result", "nearly")
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from relaygr.cache import Lease, Option, Prefix, Source, Tier
+from relaygr.cache import Option, Prefix, Source, Tier
 from relaygr.clock import Clock
 from relaygr.config import OnMiss
 from relaygr.engine.builds import Builds
@@ -233,21 +233,22 @@ class Ranks:
         now, score_ms, paths = self._clock.now(), seconds * 1e3, self.paths
         leases = []
         for rank, values in zip(ranks, scores, strict=True):
-            launched, future = rank.launched, rank.future
+            launched, future, row, lease = rank.launched, rank.future, rank.row, rank.lease
             if launched is None:
                 continue
             if not future.done():
-                prefix, arrived, path = rank.prefix, rank.arrived, rank.path
-                assert prefix is not None
+                assert row is not None
+                arrived, path = rank.arrived, rank.path
                 paths[path] += 1
                 timings = Timings((now - arrived) * 1e3, (launched - arrived) * 1e3, score_ms)
-                future.set_result(Ranked(values, path, prefix.length, prefix.lineage.epoch, timings))
+                future.set_result(Ranked(values, path, row.position, rank.epoch, timings))
                 rank.scored = True
-            if rank.build is None and rank.lease is not None:  # it waits in no list
-                leases.append(rank.lease)
+            if rank.build is None and lease is not None:  # it waits in no list
+                leases.append(lease)
+                rank.lease = None
             else:
                 self._let_go(rank)
-        Lease.release_all(leases)
+        self._tier.pool.end_leases(leases)
 
     def _begin(self, rank: Rank, option: Option) -> None:
         """Build the prefix in the way the option says, or wait for pages, behind whoever waits and is more urgent."""
@@ -285,10 +286,10 @@ class Ranks:
 
     def _attach(self, rank: Rank, prefix: Prefix, build: Build | None) -> None:
         """This is what the rank scores on: pin it."""
-        rank.prefix, rank.build = prefix, build
-        tokens, pages = prefix.tokens, prefix.pages
-        rank.row = ScoreRow(rank.candidates, rank.request, prefix.length, tokens, pages, prefix.listed)
-        rank.lease = Lease(self._tier.pool, rank.user, prefix.pages, math.inf)
+        pages = prefix.pages
+        rank.row = ScoreRow(rank.candidates, rank.request, prefix.length, prefix.tokens, pages, prefix.listed)
+        rank.epoch, rank.build = prefix.lineage.epoch, build
+        rank.lease = self._tier.pool.lease(rank.user, pages)
 
     def _join(self, rank: Rank, build: Build) -> None:
         """The rank scores on exactly what this build makes."""
@@ -301,9 +302,9 @@ class Ranks:
         """Undo `_attach`, and take the rank from every list it waits in."""
         self.ready.pop(rank, None)
         self._starved.pop(rank, None)
-        if rank.lease is not None:
-            rank.lease.release()
-        build, rank.prefix, rank.lease, rank.build = rank.build, None, None, None
+        build, lease, rank.lease, rank.build = rank.build, rank.lease, None, None
+        if lease is not None:
+            self._tier.pool.end_leases((lease,))
         if build is not None:
             if rank in build.ranks:
                 build.ranks.remove(rank)

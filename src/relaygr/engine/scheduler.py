@@ -65,9 +65,8 @@ class Scheduler:
         `apart`: whether scores may go in a step of their own, ahead of appends that would take long. Not in every step:
         what is appended must go on.
         """
-        queue: list[tuple[bool, bool, float, int, Build | Rank]]
-        queue = [(build.hopeless(now), True, build.due, build.order, build) for build in builds]
-        queue += [_place(rank, now) for rank in ranks]
+        queue: list[_Place] = [(build.hopeless(now), True, build.due, build.order, build) for build in builds]
+        queue += _places(ranks, now)
         if not queue:
             return None
         queue.sort()
@@ -108,7 +107,8 @@ class Scheduler:
             if low == work.prefix.tokens:
                 for rank in work.ranks:
                     if not rank.over:
-                        bisect.insort(queue, _place(rank, now), lo=number)
+                        (place,) = _places((rank,), now)
+                        bisect.insort(queue, place, lo=number)
         if ahead is not None and cost_s - ahead.cost_s > _LONG * self._cost.step_s:
             return ahead
         return Plan(served, appends, scores, cost_s)
@@ -139,7 +139,10 @@ class Scheduler:
         return min(first_page * PAGE, end) if at_least_one else low
 
 
-def _place(rank: Rank, now: float) -> tuple[bool, bool, float, int, Rank]:
-    """Where it stands in the order: the least is the most urgent."""
-    deadline = rank.deadline
-    return now + rank.cost_s > deadline, deadline == math.inf, rank.due, rank.order, rank
+_Place = tuple[bool, bool, float, int, Build | Rank]
+"""Where some work stands in the order: the least is the most urgent."""
+
+
+def _places(ranks: Iterable[Rank], now: float) -> list[_Place]:
+    never = math.inf
+    return [(now + rank.cost_s > rank.deadline, rank.deadline == never, rank.due, rank.order, rank) for rank in ranks]

@@ -29,6 +29,7 @@ from relaygr.engine.step import (
 from relaygr.errors import InvalidInput
 from relaygr.history import PAGE, History
 from relaygr.model.batch import AppendRow, ScoreRow
+from relaygr.model.candidates import Items
 from relaygr.model.config import ModelConfig
 from relaygr.model.inputs import ModelInputs
 
@@ -202,7 +203,7 @@ class SimulatedExecutor:
 
     def _score(self, served: Served, row: ScoreRow) -> npt.NDArray[np.float32]:
         held = self._pages[np.asarray(row.pages)].reshape(-1)[: row.tokens]
-        return _scores(held, row.candidates.items, served.model.config.tasks)
+        return _scores(held, row.candidates.kept, served.model.config.tasks)
 
 
 def simulated_scores(
@@ -232,8 +233,9 @@ def _token_numbers(version: str, epoch: int, history: History, context: npt.NDAr
     return numbers
 
 
-def _scores(held: Numbers, items: npt.NDArray[np.int64], tasks: int) -> npt.NDArray[np.float32]:
-    mixed = items.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+def _scores(held: Numbers, items: Items, tasks: int) -> npt.NDArray[np.float32]:
+    mixed = items.astype(np.uint64)
+    mixed *= np.uint64(0x9E3779B97F4A7C15)
     mixed ^= held @ _odd(len(held))
     mixed ^= mixed >> np.uint64(33)
     mixed *= np.uint64(0xFF51AFD7ED558CCD)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from relaygr.engine.buckets import APPEND_BUCKETS, Bucket, Group, append_groups, score_groups
+from relaygr.engine.buckets import APPEND_BUCKETS, Bucket, Group, ScoreGroups, append_groups, score_groups
 from relaygr.engine.graphs import Graphs
 from relaygr.engine.step import Step
 from relaygr.history import PAGE
@@ -94,33 +94,38 @@ class Staged:
         assert isinstance(model, RankingModel)
         config, captured = model.config, graphs is not None
         self._staging = staging
+        self._taken: list[tuple[Bucket, Packed]] = []
         self._out: Out | None = None
         self.appends: list[StagedGroup[AppendRow]] = []
         self.scores: list[StagedGroup[ScoreRow]] = []
+        self.replayed = bool(step.scores)
+        """Whether all of it is captured, and ends with scores."""
         for rows in _rounds(step.appends, step.served.grain) if captured else [step.appends]:
             new = tuple([row.high - row.low for row in rows])
             for members, bucket in append_groups(config.family, new) if captured else _all_of(new):
                 appends = [rows[index] for index in members]
-                packed = _own(AppendBatch.shape(appends)) if bucket is None else staging.take(bucket, None)
+                packed = self._room(bucket, None) or _own(AppendBatch.shape(appends))
                 AppendBatch.fill(packed, config, appends)
                 total = sum([new[index] for index in members])
                 self.appends.append(StagedGroup(members, bucket, total, packed, appends))
-        self._counts = counts = tuple([len(row.candidates.items) for row in step.scores])
+        counts = tuple([len(row.candidates.kept) for row in step.scores])
+        found = score_groups(config.family, counts) if captured else ScoreGroups.of(_all_of(counts), counts)
+        groups, self._places, self._total = found
         features = config.request_features + config.candidate_features
-        for members, bucket in score_groups(config.family, counts) if captured else _all_of(counts):
+        for members, bucket in groups:
             scores = [step.scores[index] for index in members]
-            packed = _own(ScoreBatch.shape(config, scores)) if bucket is None else staging.take(bucket, features)
+            packed = self._room(bucket, features) or _own(ScoreBatch.shape(config, scores))
             total = ScoreBatch.fill(packed, config, scores)
             self.scores.append(StagedGroup(members, bucket, total, packed, scores))
 
-    @property
-    def groups(self) -> "list[StagedGroup[AppendRow] | StagedGroup[ScoreRow]]":
-        return [*self.appends, *self.scores]
-
-    @property
-    def replayed(self) -> bool:
-        """Whether all of it is captured, and ends with scores."""
-        return bool(self.scores) and all(group.bucket is not None for group in self.groups)
+    def _room(self, bucket: Bucket | None, features: int | None) -> Packed | None:
+        """A buffer that captured launches read, if it is for one."""
+        if bucket is None:
+            self.replayed = False
+            return None
+        packed = self._staging.take(bucket, features)
+        self._taken.append((bucket, packed))
+        return packed
 
     def ids(self) -> npt.NDArray[np.int32]:
         """Rows of the table that the step reads."""
@@ -129,26 +134,19 @@ class Staged:
 
     def take_out(self, tasks: int) -> Out:
         """Where the scores of all groups go, one behind the other."""
-        self._out = self._staging.take_out(sum(self._counts), tasks)
-        return self._out
+        self._out = out = self._staging.take_out(self._total, tasks)
+        return out
 
     def scores_of(self, out: Out) -> list[npt.NDArray[np.float32]]:
         """Each score row's part of what came out, in the order of the step."""
-        values: npt.NDArray[np.float32] = out.values[: sum(self._counts)].copy()
-        parts: list[npt.NDArray[np.float32]] = [values] * len(self._counts)
-        begin = 0
-        for group in self.scores:
-            for member in group.members:
-                end = begin + self._counts[member]
-                parts[member] = values[begin:end]
-                begin = end
-        return parts
+        values = out.values[: self._total].copy()
+        return [values[place] for place in self._places]
 
     def release(self) -> None:
         """The step has ended, and its scores were read: the buffers may be used again."""
-        for group in self.groups:
-            if group.bucket is not None:
-                self._staging.give(group.bucket, group.packed)
+        for bucket, packed in self._taken:
+            self._staging.give(bucket, packed)
+        self._taken.clear()
         if self._out is not None:
             self._staging.give_out(self._out)
             self._out = None
@@ -156,6 +154,8 @@ class Staged:
 
 def _rounds(rows: Sequence[AppendRow], grain: int) -> list[list[AppendRow]]:
     """What is to run one after the other."""
+    if not rows:
+        return []
     pieces: list[list[AppendRow]] = []
     for row in rows:
         last = pieces[-1][-1] if pieces else row
@@ -163,7 +163,7 @@ def _rounds(rows: Sequence[AppendRow], grain: int) -> list[list[AppendRow]]:
             pieces[-1] += _pieces(row, grain)
         else:
             pieces.append(list(_pieces(row, grain)))
-    rounds: list[list[AppendRow]] = [[] for _ in range(max(map(len, pieces), default=0))]
+    rounds: list[list[AppendRow]] = [[] for _ in range(max(map(len, pieces)))]
     for each in pieces:
         for number, piece in enumerate(each, len(rounds) - len(each)):
             rounds[number].append(piece)

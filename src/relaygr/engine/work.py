@@ -7,7 +7,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from relaygr.cache import Lease, Lineage, Prefix
+from relaygr.cache import Lease, Leased, Lineage, Prefix
 from relaygr.engine.outcomes import Path, PreInferOutcome, Ranked
 from relaygr.engine.step import PageCopy, Served
 from relaygr.history import History, KnownHistory
@@ -47,11 +47,12 @@ class Rank:
     arrived: float
     future: "asyncio.Future[Ranked]"
     path: Path = Path.RESIDENT
-    prefix: Prefix | None = None
-    """What it scores on, once known; pinned by `lease`."""
     row: ScoreRow | None = None
-    """What the device is to score, known as soon as that."""
-    lease: Lease | None = None
+    """What the device is to score, once its prefix is known."""
+    epoch: int = 0
+    """Of the tables that the prefix was made with, known as soon as that."""
+    lease: Leased | None = None
+    """Of the prefix's pages."""
     build: "Build | None" = None
     """What makes its prefix, or a part of it; its scores count only if that ended well."""
     launched: float | None = None

@@ -110,8 +110,8 @@ class ScoreBatch:
     def fill(packed: Packed, config: ModelConfig, rows: Sequence[ScoreRow]) -> int:
         """Write these rows; there must be room for them. Returns how many candidates they have."""
         candidates, _, positions, cached, pages, listed = zip(*rows, strict=True)
-        items = [each.items for each in candidates]
-        counts = [len(each) for each in items]
+        items = [each.kept for each in candidates]
+        counts = list(map(len, items))
         packed.place(counts, cached, pages if None in listed else listed, list(map(position_row, positions)))
         total = sum(counts)
         places, dense = packed.candidates_of(total)

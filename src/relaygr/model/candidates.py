@@ -8,9 +8,14 @@ import numpy.typing as npt
 from relaygr.errors import InvalidInput
 from relaygr.history.history import frozen, integers
 
-__all__ = ["Candidates", "features_of"]
+__all__ = ["Candidates", "Items", "features_of"]
 
 _HIGHEST: Final = 2**63 - 1
+_NARROW: Final = 2**31 - 1
+"""The highest that 32 bits hold."""
+
+
+Items = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 class Candidates:
@@ -19,25 +24,31 @@ class Candidates:
     Raises InvalidInput naming the field for other shapes or dtypes, negative ids, and features that are not finite.
     """
 
-    __slots__ = ("features", "highest", "items")
+    __slots__ = ("features", "highest", "kept")
 
     def __init__(self, items: Any, features: Any = None) -> None:
-        self.items: npt.NDArray[np.int64] = frozen(integers("candidates", items, np.int64))
-        if not len(self.items):
+        given = integers("candidates", items, np.int64)
+        if not len(given):
             raise InvalidInput("candidates", "must not be empty")
-        self.highest = int(np.maximum.reduce(self.items.view(np.uint64)))
+        self.highest = int(np.maximum.reduce(given.view(np.uint64)))
         """Of the items: known here, so that whoever batches them need not look."""
         if self.highest > _HIGHEST:  # as unsigned ones, negative numbers are the highest
-            at = int(self.items.argmin())
-            raise InvalidInput("candidates", f"must not be negative; entry {at} is {self.items[at]}")
+            at = int(given.argmin())
+            raise InvalidInput("candidates", f"must not be negative; entry {at} is {given[at]}")
+        self.kept: Items = frozen(given) if self.highest > _NARROW else given.astype(np.int32)
+        """The items: int32, as batches have them, unless one is too high for that. Nobody else writes to them."""
         self.features: npt.NDArray[np.float32] | None = None
         if features is not None:
             self.features = features_of("features", features, dimensions=2)
-            if len(self.features) != len(self.items):
-                raise InvalidInput("features", f"has {len(self.features)} rows for {len(self.items)} candidates")
+            if len(self.features) != len(self.kept):
+                raise InvalidInput("features", f"has {len(self.features)} rows for {len(self.kept)} candidates")
+
+    @property
+    def items(self) -> npt.NDArray[np.int64]:
+        return self.kept.astype(np.int64, copy=False)
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self.kept)
 
 
 def features_of(field: str, values: Any, *, dimensions: int) -> npt.NDArray[np.float32]:

@@ -163,11 +163,13 @@ def candidate_marks(config: ModelConfig) -> tuple[int, int]:
     return config.actions, _NO_GAP
 
 
-def write_item_rows(config: ModelConfig, items: Sequence[Rows], highest: int, out: npt.NDArray[np.integer]) -> None:
+def write_item_rows(
+    config: ModelConfig, items: Sequence[npt.NDArray[np.integer]], highest: int, out: npt.NDArray[np.integer]
+) -> None:
     """The first number of the tokens of many users' candidates. No item is above `highest`: where no id is hashed this
     is one call, since it is in the way of every step."""
-    table = items if highest < config.items else [table_row(each, config.items) for each in items]
-    np.concatenate(table, out=out, casting="unsafe")
+    rows = items if highest < config.items else [table_row(each.astype(np.int64), config.items) for each in items]
+    np.concatenate(rows, out=out, casting="unsafe")
 
 
 @functools.lru_cache(1 << 16)
