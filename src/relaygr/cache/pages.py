@@ -25,8 +25,8 @@ __all__ = ["Leased", "PagePool", "Pages"]
 Pages = npt.NDArray[np.int64]
 """Numbers of pages; as wide as an index, since indexing by any other width costs more than the rest."""
 
-_MOST_OVER: Final = 8192
-"""Pages that are let go of together, at most: some ten microseconds."""
+_MOST_OVER: Final = 16384
+"""Pages that are let go of together, at most: some fifty microseconds."""
 
 
 @dataclass(eq=False, slots=True)

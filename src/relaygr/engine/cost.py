@@ -1,7 +1,7 @@
 """What work costs on this device: T(new, cached, m), fitted to a profile and kept current from served work."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 import numpy as np
@@ -19,6 +19,8 @@ _MARGIN_DECAY = 0.02
 _OFF_DECAY = 0.02
 _LARGEST_MARGIN = 10.0
 _ERRORS = 1024
+_FORGOTTEN: npt.NDArray[np.float64] = np.power(_FORGET, np.arange(_REFIT_AT_MOST - 1, -1, -1))
+"""What each of the most that are taken in together counts, the oldest first."""
 
 
 class LinearFit:
@@ -33,71 +35,64 @@ class LinearFit:
         size = len(scales)
         self.coefficients: tuple[float, ...] = (0.0,) * size
         self.version = 0
-        self._scales = np.asarray(scales, np.float64)
-        self._profile = np.zeros((size, size)), np.zeros(size)
-        self._recent = np.zeros((size, size)), np.zeros(size)
-        self._unfitted: list[tuple[Sequence[float], float]] = []
-        """Observed since the last fit; taken in together, off the path of every step."""
+        self._scales = np.array((*scales, 1.0))
+        self._profile, self._recent = np.zeros((size, size + 1)), np.zeros((size, size + 1))
+        """Sums of the equations' products with each other, and with their right sides in the last column."""
+        self._unfitted: list[tuple[float, ...]] = []
+        """Features and seconds observed since the last fit; taken in together, off the path of every step."""
         self._unfitted_s = 0.0
 
     def profile(self, samples: Sequence[tuple[Sequence[float], float]]) -> None:
         """Start from measured (features, seconds)."""
-        _add(self._profile, self._rows(samples))
+        _add(self._profile, self._equations([(*features, max(taken, 1e-9)) for features, taken in samples]))
         self._fit()
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Some work with these features took this long."""
         if seconds > 0.0:
-            self._unfitted.append((features, seconds))
+            self._unfitted.append((*features, seconds))
             self._unfitted_s += seconds
             count = len(self._unfitted)
             if count >= _REFIT_AT_MOST or (count >= _REFIT_AT_LEAST and self._unfitted_s >= _REFIT_S):
                 self._fit()
 
-    def _rows(self, samples: Sequence[tuple[Sequence[float], float]]) -> npt.NDArray[np.float64]:
-        """[samples, features]: what times the coefficients is to be 1."""
-        features = np.array([each for each, _ in samples], np.float64).reshape(-1, len(self._scales))
-        seconds = np.array([max(taken, 1e-9) for _, taken in samples], np.float64)
-        rows: npt.NDArray[np.float64] = features / self._scales / seconds[:, None]
-        return rows
+    def _equations(self, samples: Sequence[tuple[float, ...]]) -> npt.NDArray[np.float64]:
+        """[samples, features + 1]: what times the coefficients is to be 1, and that 1."""
+        equations = np.array(samples, np.float64).reshape(-1, len(self._scales))
+        equations /= equations[:, -1:].copy()
+        equations /= self._scales
+        return equations
 
     def _fit(self) -> None:
         if self._unfitted:
             count = len(self._unfitted)
-            for part in self._recent:
-                part *= _FORGET**count
-            _add(self._recent, self._rows(self._unfitted), np.array([_FORGET**age for age in range(count - 1, -1, -1)]))
+            self._recent *= _FORGET**count
+            _add(self._recent, self._equations(self._unfitted), _FORGOTTEN[-count:])
             self._unfitted.clear()
             self._unfitted_s = 0.0
-        gram = _PROFILE_WEIGHT * self._profile[0] + self._recent[0]
-        right = _PROFILE_WEIGHT * self._profile[1] + self._recent[1]
-        self.coefficients = tuple((_non_negative_least_squares(gram, right) / self._scales).tolist())
+        solution = _non_negative_least_squares(_PROFILE_WEIGHT * self._profile + self._recent)
+        self.coefficients = tuple((solution / self._scales[:-1]).tolist())
         self.version += 1
 
 
 def _add(
-    sums: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]],
-    rows: npt.NDArray[np.float64],
+    sums: npt.NDArray[np.float64],
+    equations: npt.NDArray[np.float64],
     weights: npt.NDArray[np.float64] | float = 1.0,
 ) -> None:
     """More relative equations, row · coefficients = 1, that count so much each."""
-    gram, right = sums
-    weighted = rows.T * weights
-    gram += weighted @ rows
-    right += weighted.sum(1)
+    sums += (equations[:, :-1].T * weights) @ equations
 
 
-def _non_negative_least_squares(
-    gram: npt.NDArray[np.float64], right: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def _non_negative_least_squares(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """A good solution with no negative entry: the most negative is set to zero until none is."""
-    size = len(right)
-    ridge = 1e-9 * np.trace(gram) / size
-    chosen = np.flatnonzero(np.diag(gram) > 0)
+    size = len(sums)
+    diagonal = sums.diagonal()
+    ridge, chosen = 1e-9 * float(diagonal.sum()) / size, diagonal.nonzero()[0]
     solution = np.zeros(size)
     while len(chosen):
-        part = gram[np.ix_(chosen, chosen)] + ridge * np.eye(len(chosen))
-        found = np.linalg.solve(part, right[chosen])
+        part = sums[chosen]
+        found = np.linalg.solve(part[:, chosen] + np.diag([ridge] * len(chosen)), part[:, -1])
         if found.min() >= 0:
             solution[chosen] = found
             break
@@ -183,7 +178,7 @@ class CostModel:
 
     @staticmethod
     def features(
-        appends: Sequence[tuple[int, int]], scores: Sequence[tuple[int, int]]
+        appends: Iterable[tuple[int, int]], scores: Iterable[tuple[int, int]]
     ) -> tuple[float, float, float, float, float]:
         """Of a step: appends as (new, cached) and scores as (candidates, tokens)."""
         tokens = pairs = 0.0

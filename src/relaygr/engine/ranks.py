@@ -231,6 +231,7 @@ class Ranks:
     def scored(self, ranks: Sequence[Rank], scores: Sequence[npt.NDArray[np.float32]], seconds: float) -> None:
         """Answer with what the device computed, in a step that took so long; but for ranks that begin `again`."""
         now, score_ms, paths = self._clock.now(), seconds * 1e3, self.paths
+        new = tuple.__new__  # what named tuples are made by in the end: half of the time
         leases = []
         for rank, values in zip(ranks, scores, strict=True):
             launched, future, row, lease = rank.launched, rank.future, rank.row, rank.lease
@@ -240,8 +241,8 @@ class Ranks:
                 assert row is not None
                 arrived, path = rank.arrived, rank.path
                 paths[path] += 1
-                timings = Timings((now - arrived) * 1e3, (launched - arrived) * 1e3, score_ms)
-                future.set_result(Ranked(values, path, row.position, rank.epoch, timings))
+                timings = new(Timings, ((now - arrived) * 1e3, (launched - arrived) * 1e3, score_ms))
+                future.set_result(new(Ranked, (values, path, row.position, rank.epoch, timings)))
                 rank.scored = True
             if rank.build is None and lease is not None:  # it waits in no list
                 leases.append(lease)

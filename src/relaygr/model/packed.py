@@ -96,12 +96,11 @@ class Packed:
         """
         host, nobody = self._writable(), [0] * (self.shape.users - len(rows))
         head = list(itertools.accumulate(rows, initial=0))
-        head += head[-1:] * len(nobody)
-        head += host.behind_starts
+        if nobody:
+            head += head[-1:] * len(nobody)
         head += cached
         head += nobody
         if self.shape.features is not None:
-            head += host.behind_cached
             head += positions
             head += nobody
         host.head.pack_into(host.memory, 0, *head)
@@ -142,11 +141,10 @@ class _HostViews:
 
     def __init__(self, packed: Packed) -> None:
         users, scored = packed.shape.users, packed.shape.features is not None
-        self.behind_starts = [0] * (_padded((users + 1,)) - users - 1)
-        self.behind_cached = [0] * (_padded((users,)) - users)
-        last = packed.positions if scored else packed.cached
         words: npt.NDArray[np.int32] = packed.words.numpy()
-        self.head = struct.Struct(f"={last.storage_offset() + users}i")
+        behind_starts, behind_cached = (4 * (_padded((count,)) - count) for count in (users + 1, users))
+        positions = f"{behind_cached}x{users}i" if scored else ""
+        self.head = struct.Struct(f"={users + 1}i{behind_starts}x{users}i{positions}")
         """Starts, cached and positions, and what is between them: written at once."""
         self.memory = words.data.cast("B")
         """All of it."""
