@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from behaviours import numbered
 from relaygr import Candidates
 from relaygr.engine.buckets import APPEND_BUCKETS
-from relaygr.engine.staging import Staged, Staging
+from relaygr.engine.staging import Out, Staged, Staging
 from relaygr.engine.step import Served, Step
 from relaygr.history import PAGE
 from relaygr.model import build_model
@@ -49,17 +50,50 @@ def test_scores_go_back_to_the_rows_they_are_of() -> None:
         assert (part == member).all()
 
 
-def test_scores_that_were_read_do_not_change_when_the_buffer_is_used_again() -> None:
-    staging = Staging(4)
-    held = staged(step([5]), staging)
-    out = held.take_out(2)
-    out.values[:5] = 1.0
-    (scores,) = held.scores_of(out)
+def read(
+    staging: Staging, counts: list[int], value: float, tasks: int = 2
+) -> tuple[Out, list[npt.NDArray[np.float32]]]:
+    """What comes out of a step all of whose scores are this one, and where it came out."""
+    held = staged(step(counts), staging)
+    out = held.take_out(tasks)
+    out.values[: sum(counts)] = value
+    scores = held.scores_of(out)
     held.release()
-    again = staged(step([5]), staging).take_out(2)
-    assert again is out
-    again.values.fill(2.0)
-    assert (scores == 1.0).all()
+    return out, scores
+
+
+def test_room_is_used_again_once_nobody_holds_any_of_its_scores() -> None:
+    staging = Staging(4)
+    out, scores = read(staging, [5, 6], 1.0)
+    part = scores[1][2:, 0]
+    del scores
+    other, _ = read(staging, [5], 2.0)
+    assert other is not out
+    assert (part == 1.0).all()
+    del part, _
+    assert {id(read(staging, [5], 3.0)[0]) for _ in range(4)} == {id(out), id(other)}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from((1, 5, 900, 3000)), st.sampled_from((1, 1, 2)), st.integers(0, 40)), max_size=80)
+)
+def test_scores_that_are_held_do_not_change(steps: list[tuple[int, int, int]]) -> None:
+    """However many are, and for however long."""
+    staging = Staging(4)
+    held: dict[int, tuple[list[npt.NDArray[np.float32]], float]] = {}
+    for number, (count, tasks, longer) in enumerate(steps):
+        _, scores = read(staging, [count, 7], float(number), tasks)
+        held[number] = scores[longer % 2 :], number + longer
+        held = {each: (parts, until) for each, (parts, until) in held.items() if until > number}
+        for each, (parts, _) in held.items():
+            assert all((part == float(each)).all() for part in parts)
+
+
+def test_scores_that_everybody_keeps_take_no_more_room_than_was_lent() -> None:
+    staging = Staging(4)
+    kept = [read(staging, [5], float(number)) for number in range(40)]
+    assert sum(out.lent for out, _ in kept) == 8
+    assert [float(scores[0][0, 0]) for _, scores in kept] == list(range(40))
 
 
 def test_buffers_are_used_again_only_when_their_step_has_ended() -> None:

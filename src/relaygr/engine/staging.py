@@ -1,6 +1,8 @@
 """A step's inputs, laid out in pinned memory before anything of it is launched, and where its scores come out."""
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,20 +28,43 @@ _CRUMBS: Final = (1 / 16, 0.6)
 take on an H200."""
 _KEYS: Final = 4
 """Grains that it must stand behind."""
+_LENT: Final = 8
+"""Steps whose scores may be held by those who asked for them: those of further ones are copied."""
 
 
 class Out:
-    """Room for the scores of a step: float32 [rows, tasks], pinned."""
+    """Room for the scores of a step: float32 [rows, tasks], pinned.
 
-    def __init__(self, rows: int, tasks: int) -> None:
+    What came out is lent to whoever asked for it, rather than copied: to read what a device has written takes long.
+    """
+
+    def __init__(self, rows: int, tasks: int, *, lent: bool = True) -> None:
+        """`lent`: or else copied."""
         self.rows = rows
         self.tasks = tasks
+        self.lent = lent
         self.scores = torch.empty((rows, tasks), dtype=torch.float32, pin_memory=torch.cuda.is_available())
         self.values: npt.NDArray[np.float32] = self.scores.numpy()
+        self._memory = self.values.reshape(-1).data
         self._address = self.scores.data_ptr()
+        self._reader: Callable[[], object] = lambda: None
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody holds a part of what came out the last time."""
+        return self._reader() is None
 
     def address(self, row: int) -> int:
         return self._address + row * self.tasks * 4
+
+    def read(self, rows: int) -> npt.NDArray[np.float32]:
+        """What came out, of the first so many rows."""
+        whole = np.frombuffer(self._memory, np.float32, rows * self.tasks)
+        values: npt.NDArray[np.float32] = whole.reshape(rows, self.tasks)
+        if not self.lent or values.base is not whole:
+            return values.copy()
+        self._reader = weakref.ref(whole)  # which every part of the values holds
+        return values
 
 
 class Staging:
@@ -49,7 +74,7 @@ class Staging:
         """`longest`: pages of a user at most."""
         self._longest = longest
         self._inputs: dict[tuple[Bucket, int | None], list[Packed]] = {}
-        self._outputs: list[Out] = []
+        self._outputs: deque[Out] = deque()
 
     def take(self, bucket: Bucket, features: int | None) -> Packed:
         """For candidates with so many dense features each; None for tokens of histories."""
@@ -62,13 +87,18 @@ class Staging:
         self._inputs.setdefault((bucket, packed.shape.features), []).append(packed)
 
     def take_out(self, rows: int, tasks: int) -> Out:
-        """At least so many rows."""
-        if self._outputs and self._outputs[-1].rows >= rows and self._outputs[-1].tasks == tasks:
-            return self._outputs.pop()
-        return Out(max(1024, 1 << (rows - 1).bit_length()), tasks)
+        """At least so many rows. Of those that are there, what is too small is let go of."""
+        for _ in range(len(self._outputs)):
+            out = self._outputs.popleft()
+            if not out.free:
+                self._outputs.append(out)
+            elif out.rows >= rows and out.tasks == tasks:
+                return out
+        return Out(max(1024, 1 << (rows - 1).bit_length()), tasks, lent=len(self._outputs) < _LENT)
 
     def give_out(self, out: Out) -> None:
-        self._outputs = [out] if self._outputs and self._outputs[-1].rows < out.rows else [*self._outputs, out]
+        if out.lent:
+            self._outputs.append(out)
 
 
 class StagedGroup(NamedTuple, Generic[Row]):
@@ -139,7 +169,7 @@ class Staged:
 
     def scores_of(self, out: Out) -> list[npt.NDArray[np.float32]]:
         """Each score row's part of what came out, in the order of the step."""
-        values = out.values[: self._total].copy()
+        values = out.read(self._total)
         return [values[place] for place in self._places]
 
     def release(self) -> None:
