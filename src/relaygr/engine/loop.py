@@ -268,7 +268,7 @@ class EngineLoop:
         reloads = [build.reload for build in builds if build.reload is not None]
         features = CostModel.features(
             [(row.high - row.low, row.low) for row in appends],
-            zip([len(row.candidates.kept) for row in scores], [row.tokens for row in scores], strict=True),
+            [rank.load for rank in plan.scores],
         )
         step = Step(plan.served, appends, scores, copies, reloads)
         self.device.launch(step, plan.cost_s, features, functools.partial(self._step_ended, plan))

@@ -141,7 +141,8 @@ class Ranks:
         """Find this rank its prefix: there, joined, begun, or waiting for pages."""
         if rank.over:
             return
-        rank.cost_s = self._cost.score_s(len(rank.candidates), rank.lineage.context_tokens + len(rank.history))
+        rank.load = load = len(rank.candidates.kept), rank.lineage.context_tokens + len(rank.history)
+        rank.cost_s = self._cost.score_s(*load)
         needed = rank.deadline - rank.cost_s - self._cost.step_s
         option, joined = self._choose(rank, rank.due, needed)
         exact = option.source is Source.RESIDENT or (joined is not None and joined.prefix.length == len(rank.history))
@@ -277,7 +278,8 @@ class Ranks:
         rank.path = Path.TRUNCATED
         rank.history = rank.history[len(rank.history) - length :]
         rank.lineage = rank.lineage._replace(start=rank.history.start)
-        rank.cost_s = self._cost.score_s(candidates, context + length)
+        rank.load = candidates, context + length
+        rank.cost_s = self._cost.score_s(*rank.load)
         self._begin(rank, Option(Source.NOTHING, 0, self._clock.now(), 0.0))
 
     def _ask(self, rank: Rank, why: str) -> None:

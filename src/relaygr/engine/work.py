@@ -60,7 +60,10 @@ class Rank:
     scored: bool = False
     """Whether its caller got scores."""
     attempts: int = 0
+    load: tuple[int, int] = (0, 0)
+    """How many candidates it has, and on how many tokens they are scored."""
     cost_s: float = 0.0
+    """Device time that takes."""
     keep: bool = True
     """Whether what it makes is cached, and others may join it; not after its user was evicted."""
     history_needed: bool = False

@@ -73,7 +73,9 @@ class AppendBatch:
     @staticmethod
     def fill(packed: Packed, config: ModelConfig, rows: Sequence[AppendRow]) -> None:
         """Write these rows; there must be room for them."""
-        packed.place([row.high - row.low for row in rows], [row.low for row in rows], [row.pages for row in rows])
+        packed.place(
+            [row.high - row.low for row in rows], [row.low for row in rows], _listed([row.pages for row in rows])
+        )
         tokens = packed.tokens_of(sum(row.high - row.low for row in rows))
         write_history_tokens(config, [(row.history, row.context, row.low, row.high) for row in rows], tokens)
 
@@ -112,7 +114,7 @@ class ScoreBatch:
         candidates, _, positions, cached, pages, listed = zip(*rows, strict=True)
         items = [each.kept for each in candidates]
         counts = list(map(len, items))
-        packed.place(counts, cached, pages if None in listed else listed, list(map(position_row, positions)))
+        packed.place(counts, cached, _listed(pages) if None in listed else listed, list(map(position_row, positions)))
         total = sum(counts)
         places, dense = packed.candidates_of(total)
         write_item_rows(config, items, max([each.highest for each in candidates]), places)
@@ -122,6 +124,11 @@ class ScoreBatch:
                 _write_dense(config, row, dense[begin : begin + count])
                 begin += count
         return total
+
+
+def _listed(pages: Sequence[PageList]) -> list[bytes]:
+    """Pages as they are read, int32."""
+    return [np.asarray(each, np.int32).tobytes() for each in pages]
 
 
 def _write_dense(config: ModelConfig, row: ScoreRow, out: npt.NDArray[np.float32]) -> None:

@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from relaygr.kernels.ragged import PageList
-
 __all__ = ["BatchShape", "Packed"]
 
 _ALIGNED = 4
@@ -87,12 +85,12 @@ class Packed:
         self,
         rows: Sequence[int],
         cached: Sequence[int],
-        pages: Sequence[PageList] | Sequence[bytes],
+        pages: Sequence[bytes],
         positions: Sequence[int] = (),
     ) -> None:
         """Say whose the rows are, where their tokens lie, and where candidates stand. Users past these have no rows.
 
-        `pages` are numbers, or the bytes of them as int32, which takes a third of the time.
+        `pages` are those of each user as they are read, int32.
         """
         host, nobody = self._writable(), [0] * (self.shape.users - len(rows))
         head = list(itertools.accumulate(rows, initial=0))
@@ -104,13 +102,9 @@ class Packed:
             head += positions
             head += nobody
         host.head.pack_into(host.memory, 0, *head)
-        table, memory, begin, line = host.table, host.memory, host.table_begins, host.line
-        for user, row in enumerate(pages):
-            if isinstance(row, bytes):
-                memory[begin : begin + len(row)] = row
-            else:
-                table[user, : len(row)] = row
-            begin += line
+        memory = host.memory
+        for begin, row in zip(host.tables, pages):  # noqa: B905  there may be fewer users than there is room for
+            memory[begin : begin + len(row)] = row
 
     def tokens_of(self, total: int) -> npt.NDArray[np.int32]:
         """Tokens of the first `total` rows, to be written; those behind are made harmless."""
@@ -148,9 +142,9 @@ class _HostViews:
         """Starts, cached and positions, and what is between them: written at once."""
         self.memory = words.data.cast("B")
         """All of it."""
-        self.table: npt.NDArray[np.int32] = packed.table.numpy()
-        self.table_begins, self.line = 4 * packed.table.storage_offset(), self.table.strides[0]
-        """Where the pages lie there, and how far those of one user are from the next one's: in bytes."""
+        begin, line = 4 * packed.table.storage_offset(), 4 * packed.table.shape[1]
+        self.tables = range(begin, begin + users * line, line)
+        """Where the pages of each user begin there, in bytes."""
         self.tokens: npt.NDArray[np.int32] = packed.tokens.numpy()
         self.items: npt.NDArray[np.int32] = packed.items.numpy()
         self.dense: npt.NDArray[np.float32] | None = None if packed.dense is None else packed.dense.numpy()
