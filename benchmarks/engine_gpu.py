@@ -221,6 +221,8 @@ async def appends(shape: str, cases: list[tuple[int, int]], rounds: int = 4) -> 
 
 STEP_PHASES = ("plan", "launch", "deliver", "learn", "complete")
 RANK_PHASES = ("arrive", "leave")
+PARTS = 5
+"""Of the time of a load, told apart: hosts that are shared have slow seconds."""
 
 
 class Phases:
@@ -280,6 +282,10 @@ class Phases:
         self.wall_s.clear()
         self.steps = self.ranks = 0
 
+    def step_s(self) -> float:
+        """Of the CPU, in all steps so far."""
+        return sum(self.cpu_s[name] for name in STEP_PHASES)
+
     def per_step(self, seconds: dict[str, float]) -> dict[str, float]:
         """Microseconds."""
         each = {name: seconds[name] / self.steps * 1e6 for name in STEP_PHASES}
@@ -288,6 +294,18 @@ class Phases:
     def per_rank(self, seconds: dict[str, float]) -> dict[str, float]:
         """Microseconds."""
         return {name: seconds[name] / self.ranks * 1e6 for name in RANK_PHASES}
+
+
+def pace() -> float:
+    """Microseconds of the CPU that a piece of Python takes, the least of some tries: how fast the host is just now."""
+    least = float("inf")
+    for _ in range(5):
+        kept: dict[int, Any] = {}
+        began = time.thread_time()
+        for number in range(20_000):
+            kept[number & 255] = (number, kept)
+        least = min(least, time.thread_time() - began)
+    return least * 1e6
 
 
 async def loads(shape: str, length: int, candidates: int, seconds: float, users: int = 96) -> list[dict[str, Any]]:
@@ -343,13 +361,25 @@ async def _load(
             taken.append((time.perf_counter() - began) * 1e3)
             paths[ranked.path] += 1
 
+    async def over_time(seconds: float) -> list[float]:
+        """Microseconds of the loop's CPU for a step, in one part of the time after the other."""
+        parts = []
+        for _ in range(PARTS):
+            steps, spent_s = phases.steps, phases.step_s()
+            await asyncio.sleep(seconds / PARTS)
+            if phases.steps > steps:
+                parts.append((phases.step_s() - spent_s) / (phases.steps - steps) * 1e6)
+        return parts
+
+    pace_us = pace()
     for warm in (True, False):
-        end = time.perf_counter() + (0.3 if warm else seconds)
+        lasts_s = 0.3 if warm else seconds
+        end = time.perf_counter() + lasts_s
         taken.clear()
         paths.clear()
         phases.clear()
         busy, began = engine.status().device_busy_s, time.perf_counter()
-        await asyncio.gather(*(caller(number) for number in range(callers)))
+        parts, *_ = await asyncio.gather(over_time(lasts_s), *(caller(number) for number in range(callers)))
     wall = time.perf_counter() - began
 
     return {
@@ -362,7 +392,9 @@ async def _load(
         "device_busy": (engine.status().device_busy_s - busy) / wall,
         "loop_us_per_step": phases.per_step(phases.wall_s),
         "loop_cpu_us_per_step": phases.per_step(phases.cpu_s),
+        "loop_cpu_us_per_step_over_time": parts,
         "loop_cpu_us_per_rank": phases.per_rank(phases.cpu_s),
+        "pace_us": pace_us,
         "paths": {path: count / len(taken) for path, count in paths.items()},
     }
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from behaviours import numbered
 from relaygr import Candidates
 from relaygr.engine.buckets import APPEND_BUCKETS
-from relaygr.engine.staging import Out, Staged, Staging
+from relaygr.engine.staging import _LENT, Out, Staged, Staging
 from relaygr.engine.step import Served, Step
 from relaygr.history import PAGE
 from relaygr.model import build_model
@@ -92,7 +92,7 @@ def test_scores_that_are_held_do_not_change(steps: list[tuple[int, int, int]]) -
 def test_scores_that_everybody_keeps_take_no_more_room_than_was_lent() -> None:
     staging = Staging(4)
     kept = [read(staging, [5], float(number)) for number in range(40)]
-    assert sum(out.lent for out, _ in kept) == 8
+    assert sum(out.lent for out, _ in kept) == _LENT
     assert [float(scores[0][0, 0]) for _, scores in kept] == list(range(40))
 
 

@@ -33,7 +33,7 @@ class Bucket(NamedTuple):
         return self.users * self.rows
 
     def shape(self, pages: int, features: int | None) -> BatchShape:
-        """Its inputs, for users of up to so many pages; `features` as there."""
+        """Its inputs, for users of up to so many pages; `features` as in `BatchShape`."""
         return BatchShape(self.users, self.total, pages, features)
 
 
@@ -48,7 +48,7 @@ SCORE_BUCKETS: Final = _buckets((1, 2, 4, 8, 16, 32), (128, 512, 2048), 32768)
 APPEND_BUCKETS: Final = _buckets((1, 4, 16), (128, 1024, 2048, 4096, 8192, 16384), 16384)
 """Of appends: rows are a user's new tokens. Longer appends are several of the longest."""
 _NARROW: Final = 8192
-"""Rows of buckets for several users, where padding costs as much as what it stands for."""
+"""At most so many rows in buckets for several users, where padding costs as much as what it stands for."""
 
 
 def score_buckets(family: Family) -> tuple[Bucket, ...]:
@@ -61,7 +61,6 @@ def append_buckets(family: Family) -> tuple[Bucket, ...]:
     return APPEND_BUCKETS if family == "hstu" else _narrow(APPEND_BUCKETS)
 
 
-@functools.cache
 def _narrow(buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
     return tuple(bucket for bucket in buckets if bucket.users == 1 or bucket.total <= _NARROW)
 

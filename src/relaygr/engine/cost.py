@@ -1,7 +1,7 @@
 """What work costs on this device: T(new, cached, m), fitted to a profile and kept current from served work."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 import numpy as np
@@ -19,7 +19,7 @@ _MARGIN_DECAY = 0.02
 _OFF_DECAY = 0.02
 _LARGEST_MARGIN = 10.0
 _ERRORS = 1024
-_FORGOTTEN: npt.NDArray[np.float64] = np.power(_FORGET, np.arange(_REFIT_AT_MOST - 1, -1, -1))
+_COUNTS: npt.NDArray[np.float64] = np.power(_FORGET, np.arange(_REFIT_AT_MOST - 1, -1, -1))
 """What each of the most that are taken in together counts, the oldest first."""
 
 
@@ -59,7 +59,7 @@ class LinearFit:
     def _equations(self, samples: Sequence[tuple[float, ...]]) -> npt.NDArray[np.float64]:
         """[samples, features + 1]: what times the coefficients is to be 1, and that 1."""
         equations = np.array(samples, np.float64).reshape(-1, len(self._scales))
-        equations /= equations[:, -1:].copy()
+        equations /= equations[:, -1:]
         equations /= self._scales
         return equations
 
@@ -67,7 +67,7 @@ class LinearFit:
         if self._unfitted:
             count = len(self._unfitted)
             self._recent *= _FORGET**count
-            _add(self._recent, self._equations(self._unfitted), _FORGOTTEN[-count:])
+            _add(self._recent, self._equations(self._unfitted), _COUNTS[-count:])
             self._unfitted.clear()
             self._unfitted_s = 0.0
         solution = _non_negative_least_squares(_PROFILE_WEIGHT * self._profile + self._recent)
@@ -80,7 +80,7 @@ def _add(
     equations: npt.NDArray[np.float64],
     weights: npt.NDArray[np.float64] | float = 1.0,
 ) -> None:
-    """More relative equations, row · coefficients = 1, that count so much each."""
+    """More relative equations, features · coefficients = 1, that count so much each."""
     sums += (equations[:, :-1].T * weights) @ equations
 
 
@@ -178,15 +178,14 @@ class CostModel:
 
     @staticmethod
     def features(
-        appends: Iterable[tuple[int, int]], scores: Iterable[tuple[int, int]]
+        appends: Sequence[tuple[int, int]], scores: Sequence[tuple[int, int]]
     ) -> tuple[float, float, float, float, float]:
         """Of a step: appends as (new, cached) and scores as (candidates, tokens)."""
-        tokens = pairs = 0.0
-        candidates = candidate_pairs = 0  # whole numbers add up faster
+        tokens = pairs = candidates = candidate_pairs = 0.0
         for new, cached in appends:
             tokens += new
             pairs += new * cached + new * (new + 1) / 2
         for rows, length in scores:
             candidates += rows
             candidate_pairs += rows * length
-        return 1.0, tokens, pairs, float(candidates), float(candidate_pairs)
+        return 1.0, tokens, pairs, candidates, candidate_pairs

@@ -122,8 +122,8 @@ class EngineLoop:
 
     def _leave(self, rank: Rank) -> None:
         self.ranks.leave(rank)
-        claim = self.claims.oldest(rank.user)
         if rank.scored and rank.path is Path.RESIDENT:
+            claim = self.claims.oldest(rank.user)
             self.resident_left_by_earlier += claim is None or claim.build is None
         if not rank.history_needed:
             if isinstance(rank.history, KnownHistory) and rank.keep:

@@ -76,7 +76,8 @@ class Ranked(NamedTuple):
     """A rank's answer."""
 
     scores: npt.NDArray[np.float32]
-    """[candidates, tasks], in the order of the candidates."""
+    """[candidates, tasks], in the order of the candidates. They may lie in the memory of a whole step: copy those that
+    are kept for long."""
     path: Path
     used: int
     """Behaviours ranked on."""

@@ -232,18 +232,18 @@ class Ranks:
     def scored(self, ranks: Sequence[Rank], scores: Sequence[npt.NDArray[np.float32]], seconds: float) -> None:
         """Answer with what the device computed, in a step that took so long; but for ranks that begin `again`."""
         now, score_ms, paths = self._clock.now(), seconds * 1e3, self.paths
-        new = tuple.__new__  # what named tuples are made by in the end: half of the time
+        ranked, timed = Ranked._make, Timings._make  # a quarter less time than the classes themselves
         leases = []
         for rank, values in zip(ranks, scores, strict=True):
             launched, future, row, lease = rank.launched, rank.future, rank.row, rank.lease
             if launched is None:
-                continue
+                continue  # it begins again
             if not future.done():
                 assert row is not None
                 arrived, path = rank.arrived, rank.path
                 paths[path] += 1
-                timings = new(Timings, ((now - arrived) * 1e3, (launched - arrived) * 1e3, score_ms))
-                future.set_result(new(Ranked, (values, path, row.position, rank.epoch, timings)))
+                timings = timed(((now - arrived) * 1e3, (launched - arrived) * 1e3, score_ms))
+                future.set_result(ranked((values, path, row.position, rank.epoch, timings)))
                 rank.scored = True
             if rank.build is None and lease is not None:  # it waits in no list
                 leases.append(lease)

@@ -11,8 +11,7 @@ most urgent, for nobody, and make others late in turn.
 import bisect
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from relaygr.engine.cost import CostModel
 from relaygr.engine.step import Served
@@ -27,14 +26,13 @@ _LONG: Final = 20.0
 """How many times what any step costs its appends must take for scores not to wait for them."""
 
 
-@dataclass
-class Plan:
+class Plan(NamedTuple):
     """A step to launch: chunks low … high of builds, and ranks to score."""
 
     served: Served
-    appends: list[tuple[Build, int, int]] = field(default_factory=list)
-    scores: list[Rank] = field(default_factory=list)
-    cost_s: float = 0.0
+    appends: list[tuple[Build, int, int]]
+    scores: list[Rank]
+    cost_s: float
 
     @property
     def ends(self) -> dict[Build, int]:

@@ -39,7 +39,7 @@ class Out:
     """
 
     def __init__(self, rows: int, tasks: int, *, lent: bool = True) -> None:
-        """`lent`: or else copied."""
+        """`lent`: whether what comes out is, else it is copied."""
         self.rows = rows
         self.tasks = tasks
         self.lent = lent
@@ -61,14 +61,15 @@ class Out:
         """What came out, of the first so many rows."""
         whole = np.frombuffer(self._memory, np.float32, rows * self.tasks)
         values: npt.NDArray[np.float32] = whole.reshape(rows, self.tasks)
-        if not self.lent or values.base is not whole:
+        if not self.lent or values.base is not whole:  # the second never was: parts would hold something else, unseen
             return values.copy()
         self._reader = weakref.ref(whole)  # which every part of the values holds
         return values
 
 
 class Staging:
-    """Pinned buffers, used again when the step they were taken for has ended."""
+    """Pinned buffers, used again when the step they were taken for has ended; room for scores, when nobody holds any of
+    them, too."""
 
     def __init__(self, longest: int) -> None:
         """`longest`: pages of a user at most."""
@@ -173,7 +174,7 @@ class Staged:
         return [values[place] for place in self._places]
 
     def release(self) -> None:
-        """The step has ended, and its scores were read: the buffers may be used again."""
+        """The step has ended, and its scores were read: the buffers may be used again; room for scores once it is free."""
         for bucket, packed in self._taken:
             self._staging.give(bucket, packed)
         self._taken.clear()

@@ -36,7 +36,7 @@ class Candidates:
             at = int(given.argmin())
             raise InvalidInput("candidates", f"must not be negative; entry {at} is {given[at]}")
         self.kept: Items = frozen(given) if self.highest > _NARROW else given.astype(np.int32)
-        """The items: int32, as batches have them, unless one is too high for that. Nobody else writes to them."""
+        """The items: int32, as batches have them, unless one is too high for that."""
         self.features: npt.NDArray[np.float32] | None = None
         if features is not None:
             self.features = features_of("features", features, dimensions=2)
@@ -45,7 +45,10 @@ class Candidates:
 
     @property
     def items(self) -> npt.NDArray[np.int64]:
-        return self.kept.astype(np.int64, copy=False)
+        """Not to be written to. Converted at each call where they are kept as int32."""
+        items = self.kept.astype(np.int64, copy=False)
+        items.flags.writeable = False
+        return items
 
     def __len__(self) -> int:
         return len(self.kept)

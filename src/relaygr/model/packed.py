@@ -48,12 +48,11 @@ class BatchShape:
 class Packed:
     """Views into one buffer of 32-bit words:
 
-    starts [users + 1] | cached [users] | table [users, pages] | …
-        of candidates: positions [users] | items [rows] | dense [rows, features]
-        of tokens of histories: tokens [4, rows]
+    of histories:   starts [users + 1] | cached [users] | table [users, pages] | tokens [4, rows]
+    of candidates:  starts | cached | positions [users] | table | items [rows] | dense [rows, features]
 
-    Candidates have an item each and share their user's position, which lies in front of the table. Each of a token's
-    four numbers lies together with those of the others; `tokens` is [rows, 4] all the same.
+    Candidates have an item each and share their user's position. Each of a token's four numbers lies together with
+    those of the others; `tokens` is [rows, 4] all the same.
     """
 
     def __init__(self, shape: BatchShape, words: torch.Tensor) -> None:
@@ -94,8 +93,7 @@ class Packed:
         """
         host, nobody = self._writable(), [0] * (self.shape.users - len(rows))
         head = list(itertools.accumulate(rows, initial=0))
-        if nobody:
-            head += head[-1:] * len(nobody)
+        head += head[-1:] * len(nobody)
         head += cached
         head += nobody
         if self.shape.features is not None:
@@ -103,7 +101,7 @@ class Packed:
             head += nobody
         host.head.pack_into(host.memory, 0, *head)
         memory = host.memory
-        for begin, row in zip(host.tables, pages):  # noqa: B905  there may be fewer users than there is room for
+        for begin, row in zip(host.tables, pages, strict=False):  # there may be room for more users
             memory[begin : begin + len(row)] = row
 
     def tokens_of(self, total: int) -> npt.NDArray[np.int32]:
@@ -116,8 +114,6 @@ class Packed:
         """Items and dense features of the first `total` rows, to be written; those behind are made harmless."""
         host = self._writable()
         items, dense = host.items, host.dense
-        if total == len(items):
-            return items, dense
         items[total:] = 0
         if dense is None:
             return items[:total], None
@@ -131,7 +127,7 @@ class Packed:
 
 
 class _HostViews:
-    """The parts of a packed batch as arrays: made once, since buffers are used again."""
+    """Where and how the parts of a packed batch are written: found once, since buffers are used again."""
 
     def __init__(self, packed: Packed) -> None:
         users, scored = packed.shape.users, packed.shape.features is not None
