@@ -1,5 +1,6 @@
 """The cost model learns what work takes, stays current, and never forgets what traffic does not show."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -238,6 +239,17 @@ def test_an_append_in_chunks_costs_what_it_costs_at_once(first: int, second: int
     model.steps.coefficients = DEVICES["slow"]
     chunks = model.append_s(first, cached) + model.append_s(second, cached + first)
     assert chunks == pytest.approx(model.append_s(first + second, cached))
+
+
+def test_a_step_that_a_clock_took_for_nothing_counts_like_one_of_a_nanosecond() -> None:
+    def learned(odd_s: float) -> tuple[float, ...]:
+        model = profiled(DEVICES["slow"], itertools.repeat(1.0))
+        for seconds_ in (*[1e-3] * 400, odd_s):
+            model.steps.observe(CostModel.features([], [(100, 1000)]), seconds_)
+        model.steps._fit()
+        return model.steps.coefficients
+
+    assert learned(1e-160) == learned(1e-9)
 
 
 @given(st.integers(1, 40), st.integers(0, 40))

@@ -211,6 +211,15 @@ async def test_the_status_counts_paths() -> None:
 
 
 @in_virtual_time
+async def test_of_two_ranks_behind_one_pre_infer_the_second_finds_what_the_first_request_left() -> None:
+    async with opened() as bench:
+        await bench.pre_infer("u1", numbered(300))
+        await asyncio.gather(*(bench.rank("u1", numbered(300)) for _ in range(2)))
+        status = bench.engine.status()
+        assert (status.paths, status.resident_left_by_earlier) == ({"RESIDENT": 2}, 1)
+
+
+@in_virtual_time
 async def test_without_host_memory_what_is_evicted_is_computed_again() -> None:
     async with opened(spare=2, host=0) as bench:
         await bench.rank("u1", numbered(300))

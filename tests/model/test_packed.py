@@ -90,6 +90,12 @@ def test_a_buffer_used_again_holds_what_its_own_batch_says() -> None:
         assert packed.cached.tolist() == [*batch.ragged.cached.tolist(), *[0] * (5 - users)]
 
 
+def test_pages_that_do_not_fit_into_their_line_are_refused() -> None:
+    packed = Packed.empty(BatchShape(2, 8, 3, 5))
+    with pytest.raises(ValueError, match="memoryview"):
+        ScoreBatch.fill(packed, MODEL.config, [ScoreRow(Candidates([1]), None, 0, 0, [1, 2, 3, 4, 5])])
+
+
 def test_candidates_stand_for_the_tokens_they_are_defined_as() -> None:
     draw = np.random.default_rng(2)
     rows = _score_rows(draw, 4)

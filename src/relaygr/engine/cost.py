@@ -19,6 +19,8 @@ _MARGIN_DECAY = 0.02
 _OFF_DECAY = 0.02
 _LARGEST_MARGIN = 10.0
 _ERRORS = 1024
+_LEAST_S = 1e-9
+"""What any work is taken for at the least: errors are relative."""
 _COUNTS: npt.NDArray[np.float64] = np.power(_FORGET, np.arange(_REFIT_AT_MOST - 1, -1, -1))
 """What each of the most that are taken in together counts, the oldest first."""
 
@@ -44,13 +46,13 @@ class LinearFit:
 
     def profile(self, samples: Sequence[tuple[Sequence[float], float]]) -> None:
         """Start from measured (features, seconds)."""
-        _add(self._profile, self._equations([(*features, max(taken, 1e-9)) for features, taken in samples]))
+        _add(self._profile, self._equations([(*features, max(taken, _LEAST_S)) for features, taken in samples]))
         self._fit()
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Some work with these features took this long."""
         if seconds > 0.0:
-            self._unfitted.append((*features, seconds))
+            self._unfitted.append((*features, max(seconds, _LEAST_S)))
             self._unfitted_s += seconds
             count = len(self._unfitted)
             if count >= _REFIT_AT_MOST or (count >= _REFIT_AT_LEAST and self._unfitted_s >= _REFIT_S):

@@ -174,7 +174,7 @@ class Staged:
         return [values[place] for place in self._places]
 
     def release(self) -> None:
-        """The step has ended, and its scores were read: the buffers may be used again; room for scores once it is free."""
+        """The step has ended, and its scores were read: buffers may be used again, room for scores once it is free."""
         for bucket, packed in self._taken:
             self._staging.give(bucket, packed)
         self._taken.clear()

@@ -42,7 +42,7 @@ class EngineStatus:
     """Prefixes that wait to be copied to host memory."""
     paths: dict[str, int]
     resident_left_by_earlier: int
-    """Of the RESIDENT: those whose prefix an earlier request had left."""
+    """Of the RESIDENT: those whose prefix an earlier request had left: it was not made by a pre-infer of their own."""
     outcomes: dict[str, int]
     faults: dict[str, int]
     prepared: dict[str, float]

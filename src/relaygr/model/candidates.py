@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relaygr.errors import InvalidInput
-from relaygr.history.history import frozen, integers
+from relaygr.history.history import integers
 
 __all__ = ["Candidates", "Items", "features_of"]
 
@@ -27,15 +27,15 @@ class Candidates:
     __slots__ = ("features", "highest", "kept")
 
     def __init__(self, items: Any, features: Any = None) -> None:
-        given = integers("candidates", items, np.int64)
-        if not len(given):
+        own = integers("candidates", items, np.int64).copy()  # the caller may write to theirs, even now
+        if not len(own):
             raise InvalidInput("candidates", "must not be empty")
-        self.highest = int(np.maximum.reduce(given.view(np.uint64)))
+        self.highest = int(np.maximum.reduce(own.view(np.uint64)))
         """Of the items: known here, so that whoever batches them need not look."""
         if self.highest > _HIGHEST:  # as unsigned ones, negative numbers are the highest
-            at = int(given.argmin())
-            raise InvalidInput("candidates", f"must not be negative; entry {at} is {given[at]}")
-        self.kept: Items = frozen(given) if self.highest > _NARROW else given.astype(np.int32)
+            at = int(own.argmin())
+            raise InvalidInput("candidates", f"must not be negative; entry {at} is {own[at]}")
+        self.kept: Items = own if self.highest > _NARROW else own.astype(np.int32)
         """The items: int32, as batches have them, unless one is too high for that."""
         self.features: npt.NDArray[np.float32] | None = None
         if features is not None:
@@ -46,7 +46,7 @@ class Candidates:
     @property
     def items(self) -> npt.NDArray[np.int64]:
         """Not to be written to. Converted at each call where they are kept as int32."""
-        items = self.kept.astype(np.int64, copy=False)
+        items = self.kept.astype(np.int64, copy=False)[:]
         items.flags.writeable = False
         return items
 

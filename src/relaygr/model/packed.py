@@ -100,9 +100,8 @@ class Packed:
             head += positions
             head += nobody
         host.head.pack_into(host.memory, 0, *head)
-        memory = host.memory
-        for begin, row in zip(host.tables, pages, strict=False):  # there may be room for more users
-            memory[begin : begin + len(row)] = row
+        for line, row in zip(host.tables, pages, strict=False):  # there may be room for more users
+            line[: len(row)] = row
 
     def tokens_of(self, total: int) -> npt.NDArray[np.int32]:
         """Tokens of the first `total` rows, to be written; those behind are made harmless."""
@@ -139,8 +138,8 @@ class _HostViews:
         self.memory = words.data.cast("B")
         """All of it."""
         begin, line = 4 * packed.table.storage_offset(), 4 * packed.table.shape[1]
-        self.tables = range(begin, begin + users * line, line)
-        """Where the pages of each user begin there, in bytes."""
+        self.tables = [self.memory[at : at + line] for at in range(begin, begin + users * line, line)]
+        """Where the pages of each user go."""
         self.tokens: npt.NDArray[np.int32] = packed.tokens.numpy()
         self.items: npt.NDArray[np.int32] = packed.items.numpy()
         self.dense: npt.NDArray[np.float32] | None = None if packed.dense is None else packed.dense.numpy()
