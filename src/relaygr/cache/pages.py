@@ -35,6 +35,10 @@ class Leased:
 
     user: str
     pages: Pages
+    key: int
+    """What the pool knows it by: the identity of `pages`."""
+    count: int
+    """Of pages."""
     leases: int = 1
 
 
@@ -117,15 +121,16 @@ class PagePool:
 
     def lease(self, user: str, pages: Pages) -> Leased:
         """One more who needs these pages as they are, all of this user; until `end_leases`."""
-        leased = self._leased.get(id(pages))
+        key = id(pages)
+        leased = self._leased.get(key)
         if leased is None:
             self.pin(pages)
-            leased = self._leased[id(pages)] = Leased(user, pages)
+            leased = self._leased[key] = Leased(user, pages, key, len(pages))
         elif leased.leases:
             leased.leases += 1
         else:
-            del self._over[id(pages)]
-            self._pages_over -= len(pages)
+            del self._over[key]
+            self._pages_over -= leased.count
             leased.leases = 1
         return leased
 
@@ -135,9 +140,8 @@ class PagePool:
         for leased in ended:
             leased.leases -= 1
             if not leased.leases:
-                pages = leased.pages
-                over[id(pages)] = leased
-                pages_over += len(pages)
+                over[leased.key] = leased
+                pages_over += leased.count
         self._pages_over = pages_over
         if pages_over > _MOST_OVER:
             self._settle()

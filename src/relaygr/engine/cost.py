@@ -13,7 +13,7 @@ _FORGET = 0.98
 _PROFILE_WEIGHT = 0.05
 _REFIT_AT_LEAST = 16
 _REFIT_AT_MOST = 256
-_REFIT_S = 0.2
+_REFIT_S = 0.5
 """A fit costs as much as a small step: so much device time goes by between two, unless very many steps do."""
 _MARGIN_DECAY = 0.02
 _OFF_DECAY = 0.02

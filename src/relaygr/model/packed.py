@@ -113,6 +113,8 @@ class Packed:
         """Items and dense features of the first `total` rows, to be written; those behind are made harmless."""
         host = self._writable()
         items, dense = host.items, host.dense
+        if total == len(items):
+            return items, dense
         items[total:] = 0
         if dense is None:
             return items[:total], None
