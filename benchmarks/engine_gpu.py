@@ -315,8 +315,8 @@ def pace() -> float:
 
 @contextlib.contextmanager
 def quiet_core() -> Iterator[dict[str, Any]]:
-    """Stay on the core that is the fastest just now. Where others share the host, half of its cores may be twice as slow
-    as the rest, other ones every few seconds: somebody else runs on their other thread."""
+    """Stay on the core that is the fastest just now. Where others share the host, half of its cores may be twice as
+    slow as the rest, other ones every few seconds: somebody else runs on their other thread."""
     cores = os.sched_getaffinity(0)
     paces: dict[int, float] = {}
     for core in sorted(cores):
@@ -340,9 +340,9 @@ async def loads(shape: str, length: int, candidates: int, seconds: float, users:
         histories = [history_of(draw, length, ITEMS) for _ in range(users)]
         for mix, shares in MIXES.items():
             for callers in CALLERS:
-                for user, history in enumerate(histories):
-                    await engine.pre_infer(f"u{user}", history)
                 for _ in range(TRIES):
+                    for user, history in enumerate(histories):
+                        await engine.pre_infer(f"u{user}", history)
                     with quiet_core() as host:
                         load = await _load(engine, phases, list(histories), mix, shares, callers, candidates, seconds)
                     if host["pace_after_us"] < DISTURBED * host["pace_us"]:
