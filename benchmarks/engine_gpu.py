@@ -344,7 +344,9 @@ async def loads(shape: str, length: int, candidates: int, seconds: float, users:
                     for user, history in enumerate(histories):
                         await engine.pre_infer(f"u{user}", history)
                     with quiet_core() as host:
-                        load = await _load(engine, phases, list(histories), mix, shares, callers, candidates, seconds)
+                        load = await closed_loop(
+                            engine, phases, list(histories), mix, shares, callers, candidates, seconds
+                        )
                     if host["pace_after_us"] < DISTURBED * host["pace_us"]:
                         break
                 rows.append({"shape": shape, "n": length, "m": candidates, **load, **host})
@@ -352,7 +354,7 @@ async def loads(shape: str, length: int, candidates: int, seconds: float, users:
     return rows
 
 
-async def _load(
+async def closed_loop(
     engine: Engine,
     phases: Phases,
     histories: list[History],
@@ -362,6 +364,7 @@ async def _load(
     candidates: int,
     seconds: float,
 ) -> dict[str, Any]:
+    """So many callers, each with users of its own: what they saw, and what the loop took."""
     taken: list[float] = []
     paths: Counter[str] = Counter()
     end = 0.0

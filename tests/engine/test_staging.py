@@ -21,7 +21,6 @@ from relaygr.model.inputs import NO_CONTEXT
 
 MODEL = build_model("hstu", layers=1, dim=8, heads=1, items=500_000, seed=0, tasks=2, scale_length=1.0)
 SERVED = Served(MODEL, "v", 0)
-CAPTURED = object()
 LONG = numbered(100_000)
 
 
@@ -33,7 +32,7 @@ def step(counts: list[int], appends: int = 0) -> Step:
 
 
 def staged(work: Step, staging: Staging, *, captured: bool = True) -> Staged:
-    return Staged(work, CAPTURED if captured else None, staging)  # type: ignore[arg-type]
+    return Staged(work, staging, captured=captured)
 
 
 def test_scores_go_back_to_the_rows_they_are_of() -> None:

@@ -94,7 +94,7 @@ class CudaRunner:
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
         graphs, hot = self._prepared[step.served]
-        staged = Staged(step, graphs, self._staging)
+        staged = Staged(step, self._staging, captured=graphs is not None)
         posted: list[Posted] = []
         # What is replayed notes its own times; events would count the launch too, where the device has nothing to do.
         noted = staged.replayed and not step.page_copies and hot is None and self._canary is None

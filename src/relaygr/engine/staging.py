@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 
 from relaygr.engine.buckets import APPEND_BUCKETS, Bucket, Group, ScoreGroups, append_groups, score_groups
-from relaygr.engine.graphs import Graphs
 from relaygr.engine.step import Step
 from relaygr.history import PAGE
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
@@ -120,10 +119,11 @@ class Staged:
     of all appends, and those that were not cut, in the last.
     """
 
-    def __init__(self, step: Step, graphs: Graphs | None, staging: Staging) -> None:
+    def __init__(self, step: Step, staging: Staging, *, captured: bool) -> None:
+        """`captured`: whether the model's launches are, so that groups have buckets where some bucket takes them."""
         model = step.served.model
         assert isinstance(model, RankingModel)
-        config, captured = model.config, graphs is not None
+        config = model.config
         self._staging = staging
         self._taken: list[tuple[Bucket, Packed]] = []
         self._out: Out | None = None

@@ -1,0 +1,135 @@
+"""What a step of 16 resident ranks takes of the loop's CPU, by how long the device takes for it and by the candidates.
+
+The device does nothing but take its time: steps are laid out as for a GPU whose launches are captured, nothing is
+launched, and the loop asks after them as it asks a GPU. While it waits, whoever shares the processor pushes it out of
+the caches. Ways are interleaved, medians over rounds.
+"""
+
+import asyncio
+import statistics
+import time
+from collections import defaultdict, deque
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from uvloop import run as run_on_uvloop
+
+from common import history_of, write_result
+from engine_gpu import Phases, closed_loop
+from relaygr import Engine, EngineConfig, build_model
+from relaygr.engine.staging import Staged, Staging
+from relaygr.engine.step import Capacity, Model, PageCopy, Served, Step, StepResult
+from relaygr.history import PAGE
+from relaygr.lab.shapes import ITEMS
+from relaygr.serving.garbage import settled
+
+N, USERS, CALLERS = 8192, 96, 16
+WAITS_MS = (0.5, 2.5, 6.0)
+CANDIDATES = (512, 2048)
+ROUNDS, SECONDS = 7, 0.5
+PAGE_BYTES = 1 << 20
+"""Nothing is kept in them."""
+
+
+class TimedDevice:
+    """Steps take so many seconds each, one after the other."""
+
+    depth = 2
+    host_pages = 0
+
+    def __init__(self) -> None:
+        self.seconds = 5e-4
+        self._staging = Staging(2 * N // PAGE)
+        self._flights: deque[tuple[float, Staged, asyncio.Future[StepResult]]] = deque()
+        self._free_at = 0.0
+
+    def facts(self) -> dict[str, float]:
+        return {}
+
+    def open(self, model: Model, config: EngineConfig) -> Capacity:
+        return Capacity(config.device_bytes() // PAGE_BYTES, 0, PAGE_BYTES)
+
+    async def prepare(self, model: Model) -> Served:
+        return Served(model, model.version(), model.epoch)
+
+    def launch(self, step: Step) -> "asyncio.Future[StepResult]":
+        loop = asyncio.get_running_loop()
+        staged, future = Staged(step, self._staging, captured=True), loop.create_future()
+        self._free_at = max(self._free_at, time.perf_counter()) + self.seconds
+        if not self._flights:
+            loop.call_soon(self._poll)
+        self._flights.append((self._free_at, staged, future))
+        return future
+
+    def _poll(self) -> None:
+        ends, staged, future = self._flights[0]
+        if time.perf_counter() >= ends:
+            self._flights.popleft()
+            scores = staged.scores_of(staged.take_out(1)) if staged.scores else []
+            future.set_result(StepResult(scores, self.seconds))
+            staged.release()
+        if self._flights:
+            asyncio.get_running_loop().call_soon(self._poll)
+
+    def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
+        raise RuntimeError("there is no host tier")
+
+    def close(self) -> None:
+        pass
+
+
+async def measure() -> list[dict[str, Any]]:
+    draw = np.random.default_rng(0)
+    model = build_model("hstu", layers=1, dim=16, heads=1, items=ITEMS, seed=0, scale_length=float(N))
+    pages = USERS * (N // PAGE + 1)
+    config = EngineConfig(
+        device_cache=f"{2 * pages * PAGE_BYTES}B", host_cache="0", max_history=2 * N, pre_infer_share=1.0
+    )
+    device = TimedDevice()
+    found: defaultdict[tuple[float, int], list[dict[str, Any]]] = defaultdict(list)
+    async with Engine(model, config, executor=device) as engine:
+        phases = Phases(engine)
+        histories = [history_of(draw, N, ITEMS) for _ in range(USERS)]
+        for user, history in enumerate(histories):
+            await engine.pre_infer(f"u{user}", history)
+        with settled():
+            for _ in track(range(ROUNDS), "rounds"):
+                for wait_ms in WAITS_MS:
+                    for candidates in CANDIDATES:
+                        device.seconds = wait_ms / 1e3
+                        shares = {"resident": 1.0}
+                        load = await closed_loop(
+                            engine, phases, histories, "resident", shares, CALLERS, candidates, SECONDS
+                        )
+                        found[wait_ms, candidates].append(load)
+    rows = []
+    for (wait_ms, candidates), loads in found.items():
+        steps = [load["loop_cpu_us_per_step"] for load in loads]
+        row = {"wait_ms": wait_ms, "candidates": candidates}
+        row["ranks_per_step"] = statistics.median(load["ranks_per_step"] for load in loads)
+        row |= {"least_us": min(step["all"] for step in steps)}
+        row |= {f"{phase}_us": statistics.median(step[phase] for step in steps) for phase in steps[0]}
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rows = run_on_uvloop(measure())
+    table = Table(title=f"a step of {CALLERS} ranks on {N:,} behaviours, µs of the loop's CPU")
+    for heading in rows[0]:
+        table.add_column(heading.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in row.values()))
+    console = Console()
+    console.print(table)
+    inputs = {"n": N, "users": USERS, "callers": CALLERS, "rounds": ROUNDS, "seconds": SECONDS}
+    console.print(f"written to {write_result('waits-cpu', inputs, {'rows': rows})}")
+
+
+if __name__ == "__main__":
+    main()
