@@ -31,6 +31,7 @@ N, USERS, CALLERS = 8192, 96, 16
 WAITS_MS = (0.5, 2.5, 6.0)
 CANDIDATES = (512, 2048)
 ROUNDS, SECONDS = 7, 0.5
+PHASES = ("plan", "launch", "learn", "complete", "all")
 PAGE_BYTES = 1 << 20
 """Nothing is kept in them."""
 
@@ -112,7 +113,7 @@ async def measure() -> list[dict[str, Any]]:
         row = {"wait_ms": wait_ms, "candidates": candidates}
         row["ranks_per_step"] = statistics.median(load["ranks_per_step"] for load in loads)
         row |= {"least_us": min(step["all"] for step in steps)}
-        row |= {f"{phase}_us": statistics.median(step[phase] for step in steps) for phase in steps[0]}
+        row |= {f"{phase}_us": statistics.median(step[phase] for step in steps) for phase in PHASES}
         rows.append(row)
     return rows
 
