@@ -1,15 +1,10 @@
 """The host's side of the mail of one captured launch."""
 
-from typing import Final
-
 import torch
 
-from relaygr.kernels.mail import BEGAN, ENDED, INPUTS, LETTERS, SCORES, Mail
+from relaygr.kernels.mail import BEGAN, ENDED, INPUTS, LETTERS, SCORES, WORDS, Mail
 
 __all__ = ["Mailbox", "Posted"]
-
-_WORDS: Final = 4
-"""Of a letter."""
 
 
 class Mailbox:
@@ -34,7 +29,7 @@ class Mailbox:
         `Posted.over` must follow its end.
         """
         number = self._posted % LETTERS
-        begin = number * _WORDS
+        begin = number * WORDS
         self._words[begin + INPUTS] = inputs
         self._words[begin + SCORES] = scores
         self._posted += 1
@@ -69,11 +64,11 @@ class Posted:
     @property
     def began(self) -> int:
         """Nanoseconds on the device's clock, once the replay has ended."""
-        return self.noted[0] if self.noted is not None else self._box._words[self.number * _WORDS + BEGAN]
+        return self.noted[0] if self.noted is not None else self._box._words[self.number * WORDS + BEGAN]
 
     @property
     def ended(self) -> int:
-        return self.noted[1] if self.noted is not None else self._box._words[self.number * _WORDS + ENDED]
+        return self.noted[1] if self.noted is not None else self._box._words[self.number * WORDS + ENDED]
 
     def over(self) -> None:
         """Its replay has ended, and its times were read."""

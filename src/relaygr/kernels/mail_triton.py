@@ -7,11 +7,12 @@ import triton
 import triton.language as tl
 
 from relaygr.kernels.device import has_tanh
-from relaygr.kernels.mail import BEGAN, ENDED, INPUTS, LETTERS, SCORES, Mail
+from relaygr.kernels.mail import BEGAN, ENDED, INPUTS, LETTERS, SCORES, WORDS, Mail
 
 __all__ = ["fetch", "receipt", "recipient"]
 
 _LETTERS: Final = tl.constexpr(LETTERS)
+_WORDS: Final = tl.constexpr(WORDS)
 _INPUTS: Final = tl.constexpr(INPUTS)
 _SCORES: Final = tl.constexpr(SCORES)
 _BEGAN: Final = tl.constexpr(BEGAN)
@@ -30,7 +31,7 @@ _MOST: Final = 64
 @triton.jit
 def _letter(letters, count, PROGRAMS: tl.constexpr):
     """Where the letter of this launch lies."""
-    return letters + tl.load(count) // PROGRAMS % _LETTERS * 4
+    return letters + tl.load(count) // PROGRAMS % _LETTERS * _WORDS
 
 
 @triton.jit
