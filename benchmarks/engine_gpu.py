@@ -9,13 +9,9 @@ appends  steps of so many new tokens behind so many cached ones, on the device; 
 import asyncio
 import contextlib
 import json
-import os
-import random
 import statistics
 import time
-import weakref
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +22,11 @@ from rich.progress import track
 from rich.table import Table
 from uvloop import run as run_on_uvloop
 
+from closed_loop import EXTENSION, closed_loop, grown
 from common import history_of, machine, percentile
-from relaygr import Engine, EngineConfig, History, Ranked
-from relaygr.engine.cuda_runner import CudaRunner
+from phases import Phases
+from quiet_core import quiet_core
+from relaygr import Engine, EngineConfig, Ranked
 from relaygr.engine.step import Step
 from relaygr.history import PAGE
 from relaygr.lab.shapes import ITEMS, SHAPES, shaped
@@ -52,7 +50,6 @@ APPENDS = {
     "dlrmv3": [(0, 8192), (0, 12288), (0, 14207), (0, 14335), (8192, 4096), (8192, 6015), (8192, 8192), (14207, 16)],
 }  # fmt: skip
 """By shape: tokens that are there, and new ones."""
-EXTENSION = 16
 LINK_GB_S = 55.0
 TARGETS = {  # milliseconds on the device
     ("d512", 8192, "rank resident"): 0.30,
@@ -60,11 +57,6 @@ TARGETS = {  # milliseconds on the device
     ("d512", 8192, "pre-infer"): 1.6,
     ("d512", 32768, "pre-infer"): 16.0,
 }
-
-
-def grown(draw: np.random.Generator, history: History) -> History:
-    last = int(history.timestamps[-1])
-    return history.append(draw.integers(0, ITEMS, EXTENSION), [1] * EXTENSION, [last] * EXTENSION)
 
 
 def engine_of(
@@ -221,114 +213,9 @@ async def appends(shape: str, cases: list[tuple[int, int]], rounds: int = 4) -> 
     return [{"shape": shape, "cached": low, "new": new, "device_ms": taken} for (low, new), taken in best.items()]
 
 
-STEP_PHASES = ("plan", "launch", "deliver", "learn", "complete")
-RANK_PHASES = ("arrive", "leave")
-PARTS = 5
-"""Of the time of a load, told apart: hosts that are shared have slow seconds."""
 DISTURBED = 1.3
 """How many times slower the core may be when a load ends; else it is run again."""
 TRIES = 3
-
-
-class Phases:
-    """Seconds of the loop's thread in each of its phases, on the CPU and by the clock, and how many steps there were;
-    and in what it does for each rank that comes and leaves.
-
-    The clock also counts when the thread was not running: on a virtual machine that others share, some of it is.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        loop = engine._loop
-        assert loop is not None
-        self.cpu_s: defaultdict[str, float] = defaultdict(float)
-        self.wall_s: defaultdict[str, float] = defaultdict(float)
-        self.steps = 0
-        self.ranks = 0
-        self._runner: weakref.ref[CudaRunner] | None = None
-        plan, launch, ended = loop._scheduler.plan, loop._launch, loop._step_ended
-        learn, arrive, leave = loop.cost.observe_step, engine.begin_rank, loop.leave
-
-        def timed(name: str, call: Any) -> Any:
-            def wrapped(*args: Any, **more: Any) -> Any:
-                began, cpu = time.perf_counter(), time.thread_time()
-                try:
-                    return call(*args, **more)
-                finally:
-                    self.cpu_s[name] += time.thread_time() - cpu
-                    self.wall_s[name] += time.perf_counter() - began
-                    self.steps += name == "launch"
-                    self.ranks += name == "arrive"
-
-            return wrapped
-
-        loop._scheduler.plan = timed("plan", plan)  # type: ignore[method-assign]
-        loop._launch = timed("launch", launch)  # type: ignore[method-assign]
-        loop._step_ended = timed("complete", ended)  # type: ignore[method-assign]
-        loop.cost.observe_step = timed("learn", learn)  # type: ignore[method-assign]
-        engine.begin_rank = timed("arrive", arrive)  # type: ignore[method-assign]
-        loop.leave = timed("leave", leave)
-        runner = getattr(engine._executor, "_runner", None)
-        if isinstance(runner, CudaRunner):
-            fly = runner._fly
-
-            def flown(flights: Any, ended: Any, result: Any, over: Any) -> Any:
-                return fly(flights, ended, timed("deliver", result), timed("deliver", over))
-
-            runner._fly = flown  # type: ignore[method-assign, assignment]
-            self._runner = weakref.ref(runner)
-
-    def close(self) -> None:
-        """Leave the runner as it was: it would hold itself, and with it the device's memory."""
-        if self._runner is not None and (runner := self._runner()) is not None:
-            del runner._fly
-
-    def clear(self) -> None:
-        self.cpu_s.clear()
-        self.wall_s.clear()
-        self.steps = self.ranks = 0
-
-    def step_s(self) -> float:
-        """Of the CPU, in all steps so far."""
-        return sum(self.cpu_s[name] for name in STEP_PHASES)
-
-    def per_step(self, seconds: dict[str, float]) -> dict[str, float]:
-        """Microseconds."""
-        each = {name: seconds[name] / self.steps * 1e6 for name in STEP_PHASES}
-        return each | {"all": sum(each.values())}
-
-    def per_rank(self, seconds: dict[str, float]) -> dict[str, float]:
-        """Microseconds."""
-        return {name: seconds[name] / self.ranks * 1e6 for name in RANK_PHASES}
-
-
-def pace() -> float:
-    """Microseconds of the CPU that a piece of Python takes, the least of some tries: how fast the core is just now."""
-    least = float("inf")
-    for _ in range(3):
-        kept: dict[int, Any] = {}
-        began = time.thread_time()
-        for number in range(20_000):
-            kept[number & 255] = (number, kept)
-        least = min(least, time.thread_time() - began)
-    return least * 1e6
-
-
-@contextlib.contextmanager
-def quiet_core() -> Iterator[dict[str, Any]]:
-    """Stay on the core that is the fastest just now. Where others share the host, half of its cores may be twice as
-    slow as the rest, other ones every few seconds: somebody else runs on their other thread."""
-    cores = os.sched_getaffinity(0)
-    paces: dict[int, float] = {}
-    for core in sorted(cores):
-        os.sched_setaffinity(0, {core})
-        paces[core] = pace()
-    os.sched_setaffinity(0, {min(paces, key=paces.__getitem__)})
-    told: dict[str, Any] = {"pace_us": min(paces.values()), "paces_us": sorted(paces.values())}
-    try:
-        yield told
-        told["pace_after_us"] = pace()
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 async def loads(shape: str, length: int, candidates: int, seconds: float, users: int = 96) -> list[dict[str, Any]]:
@@ -340,91 +227,19 @@ async def loads(shape: str, length: int, candidates: int, seconds: float, users:
         histories = [history_of(draw, length, ITEMS) for _ in range(users)]
         for mix, shares in MIXES.items():
             for callers in CALLERS:
-                for _ in range(TRIES):
+                for tries in range(1, TRIES + 1):
                     for user, history in enumerate(histories):
                         await engine.pre_infer(f"u{user}", history)
                     with quiet_core() as host:
                         load = await closed_loop(
                             engine, phases, list(histories), mix, shares, callers, candidates, seconds
                         )
+                    row = {"shape": shape, "n": length, "m": candidates, **load, **host, "tries": tries}
                     if host["pace_after_us"] < DISTURBED * host["pace_us"]:
                         break
-                rows.append({"shape": shape, "n": length, "m": candidates, **load, **host})
+                rows.append(row)
         phases.close()
     return rows
-
-
-async def closed_loop(
-    engine: Engine,
-    phases: Phases,
-    histories: list[History],
-    mix: str,
-    shares: dict[str, float],
-    callers: int,
-    candidates: int,
-    seconds: float,
-) -> dict[str, Any]:
-    """So many callers, each with users of its own: what they saw, and what the loop took."""
-    taken: list[float] = []
-    paths: Counter[str] = Counter()
-    end = 0.0
-
-    async def caller(number: int) -> None:
-        draw = np.random.default_rng(number)
-        turn = random.Random(number)  # drawn cheaply: callers share the interpreter with the engine
-        mine = range(number, len(histories), callers)
-        pool = [draw.integers(0, ITEMS, candidates) for _ in range(16)]
-        while time.perf_counter() < end:
-            index = turn.choice(mine)
-            user, items = f"u{index}", turn.choice(pool)
-            (kind,) = turn.choices(list(shares), list(shares.values()))
-            if kind == "extended":
-                histories[index] = grown(draw, histories[index])
-                if len(histories[index]) > len(histories[mine[0]]) + 2048:
-                    histories[index] = histories[index][: len(histories[index]) - 2048]
-            elif kind in ("full", "relay"):
-                await engine.evict(user)
-            if kind == "relay":
-                await engine.pre_infer(user, histories[index])
-            began = time.perf_counter()
-            ranked = await engine.rank(user, histories[index], items)
-            taken.append((time.perf_counter() - began) * 1e3)
-            paths[ranked.path] += 1
-
-    async def over_time(seconds: float) -> list[float]:
-        """Microseconds of the loop's CPU for a step, in one part of the time after the other."""
-        parts = []
-        for _ in range(PARTS):
-            steps, spent_s = phases.steps, phases.step_s()
-            await asyncio.sleep(seconds / PARTS)
-            if phases.steps > steps:
-                parts.append((phases.step_s() - spent_s) / (phases.steps - steps) * 1e6)
-        return parts
-
-    for warm in (True, False):
-        lasts_s = 0.3 if warm else seconds
-        end = time.perf_counter() + lasts_s
-        taken.clear()
-        paths.clear()
-        phases.clear()
-        busy, began = engine.status().device_busy_s, time.perf_counter()
-        parts, *_ = await asyncio.gather(over_time(lasts_s), *(caller(number) for number in range(callers)))
-    wall = time.perf_counter() - began
-
-    return {
-        "mix": mix,
-        "callers": callers,
-        "requests_per_s": len(taken) / wall,
-        "p50_ms": percentile(taken, 50),
-        "p99_ms": percentile(taken, 99),
-        "ranks_per_step": len(taken) / phases.steps,
-        "device_busy": (engine.status().device_busy_s - busy) / wall,
-        "loop_us_per_step": phases.per_step(phases.wall_s),
-        "loop_cpu_us_per_step": phases.per_step(phases.cpu_s),
-        "loop_cpu_us_per_step_over_time": parts,
-        "loop_cpu_us_per_rank": phases.per_rank(phases.cpu_s),
-        "paths": {path: count / len(taken) for path, count in paths.items()},
-    }
 
 
 def run(commit: str, out: Path, rounds: int, seconds: float, parts: list[str], shapes: list[str]) -> None:

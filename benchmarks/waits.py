@@ -1,7 +1,7 @@
 """What a step of 16 resident ranks takes of the loop's CPU, by how long the device takes for it and by the candidates.
 
 The device does nothing but take its time: steps are laid out as for a GPU whose launches are captured, nothing is
-launched, and the loop asks after them as it asks a GPU. While it waits, whoever shares the processor pushes it out of
+launched, and the loop asks after them as it asks a GPU. While it waits, whoever shares the processor may push it out of
 the caches. Ways are interleaved, medians over rounds.
 """
 
@@ -18,11 +18,13 @@ from rich.progress import track
 from rich.table import Table
 from uvloop import run as run_on_uvloop
 
+from closed_loop import closed_loop
 from common import history_of, write_result
-from engine_gpu import Phases, closed_loop
+from engine import NoDevice
+from phases import Phases
 from relaygr import Engine, EngineConfig, build_model
 from relaygr.engine.staging import Staged, Staging
-from relaygr.engine.step import Capacity, Model, PageCopy, Served, Step, StepResult
+from relaygr.engine.step import Step, StepResult
 from relaygr.history import PAGE
 from relaygr.lab.shapes import ITEMS
 from relaygr.serving.garbage import settled
@@ -32,30 +34,18 @@ WAITS_MS = (0.5, 2.5, 6.0)
 CANDIDATES = (512, 2048)
 ROUNDS, SECONDS = 7, 0.5
 PHASES = ("plan", "launch", "learn", "complete", "all")
-PAGE_BYTES = 1 << 20
-"""Nothing is kept in them."""
 
 
-class TimedDevice:
+class TimedDevice(NoDevice):
     """Steps take so many seconds each, one after the other."""
 
     depth = 2
-    host_pages = 0
 
     def __init__(self) -> None:
-        self.seconds = 5e-4
+        self.seconds = WAITS_MS[0] / 1e3
         self._staging = Staging(2 * N // PAGE)
         self._flights: deque[tuple[float, Staged, asyncio.Future[StepResult]]] = deque()
         self._free_at = 0.0
-
-    def facts(self) -> dict[str, float]:
-        return {}
-
-    def open(self, model: Model, config: EngineConfig) -> Capacity:
-        return Capacity(config.device_bytes() // PAGE_BYTES, 0, PAGE_BYTES)
-
-    async def prepare(self, model: Model) -> Served:
-        return Served(model, model.version(), model.epoch)
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
         loop = asyncio.get_running_loop()
@@ -76,20 +66,11 @@ class TimedDevice:
         if self._flights:
             asyncio.get_running_loop().call_soon(self._poll)
 
-    def copy(self, copy: PageCopy) -> "asyncio.Future[float]":
-        raise RuntimeError("there is no host tier")
-
-    def close(self) -> None:
-        pass
-
 
 async def measure() -> list[dict[str, Any]]:
     draw = np.random.default_rng(0)
     model = build_model("hstu", layers=1, dim=16, heads=1, items=ITEMS, seed=0, scale_length=float(N))
-    pages = USERS * (N // PAGE + 1)
-    config = EngineConfig(
-        device_cache=f"{2 * pages * PAGE_BYTES}B", host_cache="0", max_history=2 * N, pre_infer_share=1.0
-    )
+    config = EngineConfig(device_cache="16MiB", host_cache="0", max_history=2 * N, pre_infer_share=1.0)
     device = TimedDevice()
     found: defaultdict[tuple[float, int], list[dict[str, Any]]] = defaultdict(list)
     async with Engine(model, config, executor=device) as engine:

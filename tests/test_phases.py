@@ -1,11 +1,11 @@
-"""What the benchmark of the engine on a GPU measures with, on an engine without one."""
+"""What benchmarks time the loop of an engine with."""
 
 import asyncio
 
 import numpy as np
 
 from behaviours import numbered
-from engine_gpu import Phases
+from phases import Phases
 from relaygr import Engine, EngineConfig, build_model
 
 
