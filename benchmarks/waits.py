@@ -50,6 +50,8 @@ class TimedDevice(NoDevice):
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
         loop = asyncio.get_running_loop()
         staged, future = Staged(step, self._staging, captured=True), loop.create_future()
+        if staged.scores:
+            staged.take_out(1)
         self._free_at = max(self._free_at, time.perf_counter()) + self.seconds
         if not self._flights:
             loop.call_soon(self._poll)
@@ -60,8 +62,7 @@ class TimedDevice(NoDevice):
         ends, staged, future = self._flights[0]
         if time.perf_counter() >= ends:
             self._flights.popleft()
-            scores = staged.scores_of(staged.take_out(1)) if staged.scores else []
-            future.set_result(StepResult(scores, self.seconds))
+            future.set_result(StepResult(staged.results(), self.seconds))
             staged.release()
         if self._flights:
             asyncio.get_running_loop().call_soon(self._poll)

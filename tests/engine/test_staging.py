@@ -44,7 +44,7 @@ def test_scores_go_back_to_the_rows_they_are_of() -> None:
         for member in group.members:
             out.values[begin : begin + counts[member]] = float(member)
             begin += counts[member]
-    for member, part in enumerate(held.scores_of(out)):
+    for member, part in enumerate(held.results()):
         assert part.shape == (counts[member], 2)
         assert (part == member).all()
 
@@ -56,7 +56,7 @@ def read(
     held = staged(step(counts), staging)
     out = held.take_out(tasks)
     out.values[: sum(counts)] = value
-    scores = held.scores_of(out)
+    scores = held.results()
     held.release()
     return out, scores
 

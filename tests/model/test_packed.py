@@ -92,7 +92,7 @@ def test_a_buffer_used_again_holds_what_its_own_batch_says() -> None:
 
 def test_pages_that_do_not_fit_into_their_line_are_refused() -> None:
     packed = Packed.empty(BatchShape(2, 8, 3, 5))
-    with pytest.raises(ValueError, match="memoryview"):
+    with pytest.raises(ValueError, match="take 20 bytes where there is room for 12"):
         ScoreBatch.fill(packed, MODEL.config, [ScoreRow(Candidates([1]), None, 0, 0, [1, 2, 3, 4, 5])])
 
 

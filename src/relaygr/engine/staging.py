@@ -56,12 +56,14 @@ class Out:
     def address(self, row: int) -> int:
         return self._address + row * self.tasks * 4
 
-    def read(self, rows: int) -> npt.NDArray[np.float32]:
-        """What came out, of the first so many rows."""
+    def lend(self, rows: int) -> npt.NDArray[np.float32] | None:
+        """Where the first so many rows come out, for whoever asks for them; None if they are to be copied from there."""
+        if not self.lent:
+            return None
         whole = np.frombuffer(self._memory, np.float32, rows * self.tasks)
         values: npt.NDArray[np.float32] = whole.reshape(rows, self.tasks)
-        if not self.lent or values.base is not whole:  # the second never was: parts would hold something else, unseen
-            return values.copy()
+        if values.base is not whole:  # which never was: parts would hold something else, unseen
+            return None
         self._reader = weakref.ref(whole)  # which every part of the values holds
         return values
 
@@ -127,6 +129,7 @@ class Staged:
         self._staging = staging
         self._taken: list[tuple[Bucket, Packed]] = []
         self._out: Out | None = None
+        self._lent: list[npt.NDArray[np.float32]] | None = None
         self.appends: list[StagedGroup[AppendRow]] = []
         self.scores: list[StagedGroup[ScoreRow]] = []
         self.replayed = bool(step.scores)
@@ -164,20 +167,29 @@ class Staged:
         return torch.cat([*appended, *(group.packed.items[: group.total] for group in self.scores)]).numpy()
 
     def take_out(self, tasks: int) -> Out:
-        """Where the scores of all groups go, one behind the other."""
+        """Where the scores of all groups go, one behind the other. What can be known of them by now is found while the
+        device is busy."""
         self._out = out = self._staging.take_out(self._total, tasks)
+        values = out.lend(self._total)
+        if values is not None:
+            self._lent = [values[place] for place in self._places]
         return out
 
-    def scores_of(self, out: Out) -> list[npt.NDArray[np.float32]]:
+    def results(self) -> list[npt.NDArray[np.float32]]:
         """Each score row's part of what came out, in the order of the step."""
-        values = out.read(self._total)
-        return [values[place] for place in self._places]
+        if self._out is None:
+            return []
+        if self._lent is None:
+            values = self._out.values[: self._total].copy()
+            return [values[place] for place in self._places]
+        return self._lent
 
     def release(self) -> None:
         """The step has ended, and its scores were read: buffers may be used again, room for scores once it is free."""
         for bucket, packed in self._taken:
             self._staging.give(bucket, packed)
         self._taken.clear()
+        self._lent = None  # or it would be held from here
         if self._out is not None:
             self._staging.give_out(self._out)
             self._out = None

@@ -92,16 +92,16 @@ class Packed:
         `pages` are those of each user as they are read, int32.
         """
         host, nobody = self._writable(), [0] * (self.shape.users - len(rows))
-        head = list(itertools.accumulate(rows, initial=0))
-        head += head[-1:] * len(nobody)
-        head += cached
-        head += nobody
+        if max(map(len, pages)) > host.line:  # what does not fit would be cut off
+            raise ValueError(f"the pages of a user take {max(map(len, pages))} bytes where there is room for {host.line}")
+        words = list(itertools.accumulate(rows, initial=0))
+        words += words[-1:] * len(nobody)
+        words += cached
+        words += nobody
         if self.shape.features is not None:
-            head += positions
-            head += nobody
-        host.head.pack_into(host.memory, 0, *head)
-        for line, row in zip(host.tables, pages, strict=False):  # there may be room for more users
-            line[: len(row)] = row
+            words += positions
+            words += nobody
+        host.head.pack_into(host.memory, 0, *words, *pages, *[b""] * len(nobody))
 
     def tokens_of(self, total: int) -> npt.NDArray[np.int32]:
         """Tokens of the first `total` rows, to be written; those behind are made harmless."""
@@ -133,15 +133,14 @@ class _HostViews:
     def __init__(self, packed: Packed) -> None:
         users, scored = packed.shape.users, packed.shape.features is not None
         words: npt.NDArray[np.int32] = packed.words.numpy()
-        behind_starts, behind_cached = (4 * (_padded((count,)) - count) for count in (users + 1, users))
-        positions = f"{behind_cached}x{users}i" if scored else ""
-        self.head = struct.Struct(f"={users + 1}i{behind_starts}x{users}i{positions}")
-        """Starts, cached and positions, and what is between them: written at once."""
+        behind_starts, behind_users = (4 * (_padded((count,)) - count) for count in (users + 1, users))
+        each = f"{users}i{behind_users}x"
+        self.line = 4 * packed.table.shape[1]
+        """Bytes of a user's pages, at most."""
+        self.head = struct.Struct(f"={users + 1}i{behind_starts}x{each}{each if scored else ''}" + f"{self.line}s" * users)
+        """Starts, cached, positions and the table: written at once, zeros where somebody's pages are fewer."""
         self.memory = words.data.cast("B")
         """All of it."""
-        begin, line = 4 * packed.table.storage_offset(), 4 * packed.table.shape[1]
-        self.tables = [self.memory[at : at + line] for at in range(begin, begin + users * line, line)]
-        """Where the pages of each user go."""
         self.tokens: npt.NDArray[np.int32] = packed.tokens.numpy()
         self.items: npt.NDArray[np.int32] = packed.items.numpy()
         self.dense: npt.NDArray[np.float32] | None = None if packed.dense is None else packed.dense.numpy()
