@@ -1,11 +1,15 @@
-"""What a step of 16 resident ranks takes of the loop's CPU, by how long the device takes for it and by the candidates.
+"""What a step of 16 resident ranks takes of the loop's CPU, by how long the device takes for it, by the candidates, and
+by what is read meanwhile.
 
 The device does nothing but take its time: steps are laid out as for a GPU whose launches are captured, nothing is
 launched, and the loop asks after them as it asks a GPU. While it waits, whoever shares the processor may push it out of
-the caches. Ways are interleaved, medians over rounds.
+the caches. So that this does not hang on who that is, some ways do so themselves: each time that the step has not ended
+they read the next 64 KiB, of 64 KiB in all, which stay in the nearest caches, or of more than any cache holds. Ways are
+interleaved, medians over rounds.
 """
 
 import asyncio
+import itertools
 import statistics
 import time
 from collections import defaultdict, deque
@@ -30,8 +34,13 @@ from relaygr.lab.shapes import ITEMS
 from relaygr.serving.garbage import settled
 
 N, USERS, CALLERS = 8192, 96, 16
-WAITS_MS = (0.5, 2.5, 6.0)
+WAITS_MS = (0.5, 2.5, 6.0, 10.0)
 CANDIDATES = (512, 2048)
+CHUNK = 64 << 10
+READ = {"nothing": 0, "64 KiB": CHUNK, "128 MiB": 128 << 20}
+"""What is read while a step is waited for, by name: bytes."""
+STEP_MS = 100.0
+"""All callers go into one step, whatever it was predicted to take."""
 ROUNDS, SECONDS = 7, 0.5
 PHASES = ("plan", "launch", "learn", "complete", "all")
 
@@ -43,6 +52,9 @@ class TimedDevice(NoDevice):
 
     def __init__(self) -> None:
         self.seconds = WAITS_MS[0] / 1e3
+        self.read = np.empty((0, CHUNK // 8))
+        """What is read while a step is waited for, line by line."""
+        self._line = 0
         self._staging = Staging(2 * N // PAGE)
         self._flights: deque[tuple[float, Staged, asyncio.Future[StepResult]]] = deque()
         self._free_at = 0.0
@@ -52,6 +64,7 @@ class TimedDevice(NoDevice):
         staged, future = Staged(step, self._staging, captured=True), loop.create_future()
         if staged.scores:
             staged.take_out(1)
+        staged.launched()
         self._free_at = max(self._free_at, time.perf_counter()) + self.seconds
         if not self._flights:
             loop.call_soon(self._poll)
@@ -64,6 +77,9 @@ class TimedDevice(NoDevice):
             self._flights.popleft()
             future.set_result(StepResult(staged.results(), self.seconds))
             staged.release()
+        elif len(self.read):
+            self._line = (self._line + 1) % len(self.read)
+            self.read[self._line].sum()
         if self._flights:
             asyncio.get_running_loop().call_soon(self._poll)
 
@@ -71,28 +87,28 @@ class TimedDevice(NoDevice):
 async def measure() -> list[dict[str, Any]]:
     draw = np.random.default_rng(0)
     model = build_model("hstu", layers=1, dim=16, heads=1, items=ITEMS, seed=0, scale_length=float(N))
-    config = EngineConfig(device_cache="16MiB", host_cache="0", max_history=2 * N, pre_infer_share=1.0)
+    config = EngineConfig(device_cache="16MiB", host_cache="0", max_history=2 * N, pre_infer_share=1.0, step_ms=STEP_MS)
     device = TimedDevice()
-    found: defaultdict[tuple[float, int], list[dict[str, Any]]] = defaultdict(list)
+    found: defaultdict[tuple[float, int, str], list[dict[str, Any]]] = defaultdict(list)
+    memory = {name: np.ones((size // CHUNK, CHUNK // 8)) for name, size in READ.items()}
+    ways = list(itertools.product(WAITS_MS, CANDIDATES, READ))
     async with Engine(model, config, executor=device) as engine:
         phases = Phases(engine)
         histories = [history_of(draw, N, ITEMS) for _ in range(USERS)]
         for user, history in enumerate(histories):
             await engine.pre_infer(f"u{user}", history)
         with settled():
-            for _ in track(range(ROUNDS), "rounds"):
-                for wait_ms in WAITS_MS:
-                    for candidates in CANDIDATES:
-                        device.seconds = wait_ms / 1e3
-                        shares = {"resident": 1.0}
-                        load = await closed_loop(
-                            engine, phases, histories, "resident", shares, CALLERS, candidates, SECONDS
-                        )
-                        found[wait_ms, candidates].append(load)
+            for way in track(ways * ROUNDS, "loads"):
+                wait_ms, candidates, read = way
+                device.seconds, device.read = wait_ms / 1e3, memory[read]
+                load = await closed_loop(
+                    engine, phases, histories, "resident", {"resident": 1.0}, CALLERS, candidates, SECONDS
+                )
+                found[way].append(load)
     rows = []
-    for (wait_ms, candidates), loads in found.items():
+    for (wait_ms, candidates, read), loads in found.items():
         steps = [load["loop_cpu_us_per_step"] for load in loads]
-        row = {"wait_ms": wait_ms, "candidates": candidates}
+        row: dict[str, Any] = {"wait_ms": wait_ms, "candidates": candidates, "read": read}
         row["ranks_per_step"] = statistics.median(load["ranks_per_step"] for load in loads)
         row |= {"least_us": min(step["all"] for step in steps)}
         row |= {f"{phase}_us": statistics.median(step[phase] for step in steps) for phase in PHASES}
@@ -108,9 +124,9 @@ def main() -> None:
         table.add_column(heading.replace("_", " "), justify="right")
     for row in rows:
         table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in row.values()))
-    console = Console()
+    console = Console(width=120)
     console.print(table)
-    inputs = {"n": N, "users": USERS, "callers": CALLERS, "rounds": ROUNDS, "seconds": SECONDS}
+    inputs = {"n": N, "users": USERS, "callers": CALLERS, "rounds": ROUNDS, "seconds": SECONDS, "read": READ}
     console.print(f"written to {write_result('waits-cpu', inputs, {'rows': rows})}")
 
 

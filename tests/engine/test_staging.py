@@ -35,10 +35,13 @@ def staged(work: Step, staging: Staging, *, captured: bool = True) -> Staged:
     return Staged(work, staging, captured=captured)
 
 
-def test_scores_go_back_to_the_rows_they_are_of() -> None:
+@pytest.mark.parametrize("lent", [True, False])
+def test_scores_go_back_to_the_rows_they_are_of(lent: bool) -> None:
     counts = [3, 700, 1, 128, 2500, 129]
     held = staged(step(counts), Staging(4))
     out = held.take_out(2)
+    out.lent = lent
+    held.launched()
     begin = 0
     for group in held.scores:
         for member in group.members:
@@ -55,6 +58,7 @@ def read(
     """What comes out of a step all of whose scores are this one, and where it came out."""
     held = staged(step(counts), staging)
     out = held.take_out(tasks)
+    held.launched()
     out.values[: sum(counts)] = value
     scores = held.results()
     held.release()

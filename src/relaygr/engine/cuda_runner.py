@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from relaygr.engine.canary import Canary
-from relaygr.engine.driver import Handle, Mark, OnStream, free_stream, own_stream
+from relaygr.engine.driver import OnStream, free_stream, own_stream
 from relaygr.engine.graphs import Graphs
 from relaygr.engine.hot_rows import HotRowCache
 from relaygr.engine.mailbox import Posted
@@ -37,7 +37,6 @@ from relaygr.model import AppendBatch, RankingModel, ScoreBatch
 
 __all__ = ["CudaRunner"]
 
-_AS_IT_IS: Final = contextlib.nullcontext()
 _OUTWARD_POLL_S: Final = 1e-3
 """Nobody waits for a write-back."""
 
@@ -55,7 +54,6 @@ class CudaRunner:
         self._device = pages.device
         self._compute = own_stream(self._device, urgent=True)
         self._on_compute = OnStream(self._compute)
-        self._handle = Handle(self._compute.cuda_stream)
         self._inward, self._outward = (own_stream(self._device) for _ in range(2))
         self._mover = PageMover(pages, host.pages, host.together)
         self._prepared: WeakKeyDictionary[Served, _Prepared] = WeakKeyDictionary()
@@ -69,8 +67,6 @@ class CudaRunner:
         """Of each load in flight, the events of its layers."""
         self._events: list[torch.cuda.Event] = []
         """Those that have passed and nobody asks for any more: to make one takes longer than to record it."""
-        self._marks: list[Mark] = []
-        """The same of those that note no time."""
         self._polling = False
         self._dozing: asyncio.TimerHandle | None = None
         """The next poll, where it is not due at once."""
@@ -82,7 +78,7 @@ class CudaRunner:
         graphs = None
         if replayable(model.stack.attention):
             with torch.cuda.device(self._device):
-                graphs = Graphs(model, self.pages, self._longest, self._compute)
+                graphs = Graphs(model, self.pages, self._longest)
                 graphs.capture(lambda done, of: progress("launches captured", done, of))
         with self._lock:
             self._prepared[served] = _Prepared(graphs, hot)
@@ -100,26 +96,22 @@ class CudaRunner:
         graphs, hot = self._prepared[step.served]
         staged = Staged(step, self._staging, captured=graphs is not None)
         posted: list[Posted] = []
-        # What is replayed notes its own times, and names its stream; events would count the launch too, where the device
-        # has nothing to do, and torch takes long to change its mind about the stream.
-        alone = staged.replayed and not step.page_copies and hot is None and self._canary is None
-        noted = alone and torch._C._cuda_getDevice() == self._device.index
-        times: list[torch.cuda.Event] = []
-        spoiled = None
-        with _AS_IT_IS if noted else self._on_compute:
+        # What is replayed notes its own times; events would count the launch too, where the device has nothing to do.
+        noted = staged.replayed and not step.page_copies and hot is None and self._canary is None
+        spoiled, began = None, None
+        with self._on_compute:
             try:
                 if hot is not None:
                     hot.observe(staged.ids())
                 if not noted:
-                    times.append(self._event(self._compute))
+                    began = self._mark(self._compute)
                 if self._canary is not None:
                     spoiled = self._check(self._canary, step)
                 self._run(step, staged, graphs, posted)
                 if self._canary is not None:
                     self._canary.wrote(step)
-                if not noted:
-                    times.append(self._event(self._compute))
-                ended = self._mark()
+                ended = self._mark(self._compute)
+                staged.launched()
             except BaseException:
                 self._compute.synchronize()  # what was launched must not go on writing to pages that are let go of
                 if graphs is not None:
@@ -130,18 +122,17 @@ class CudaRunner:
         def result() -> StepResult:
             if spoiled is not None and spoiled.item():
                 raise PageSpoiled("a page does not hold what was written to it")
-            if times:
-                seconds = times[0].elapsed_time(times[1]) / 1e3
-            else:
+            if began is None:
                 seconds = max(posted[-1].ended - posted[0].began, 0) / 1e9
+            else:
+                seconds = began.elapsed_time(ended) / 1e3
             return StepResult(staged.results(), seconds)
 
         def over() -> None:
             for letter in posted:
                 letter.over()
             staged.release()
-            self._events += times
-            self._marks.append(ended)
+            self._events += [ended] if began is None else [began, ended]
 
         return self._fly(self._steps, ended, result, over)
 
@@ -151,12 +142,12 @@ class CudaRunner:
         nearly = copy.nearly if inward and copy.nearly_at < 1 else None
         events: list[torch.cuda.Event] = []
         with torch.cuda.device(self._device):
-            began = self._event(stream)
+            began = self._mark(stream)
             try:
                 # In parts only where something will read behind it: whole pages that lie side by side are one copy.
                 for first, last in layer_cuts(layers) if nearly is not None else ((0, layers),):
                     self._mover.move(copy, first, last, stream)
-                    events += [self._event(stream)] * (last - first)
+                    events += [self._mark(stream)] * (last - first)
                 if self._canary is not None:
                     with self._on_compute:
                         self._canary.moved(copy)
@@ -187,7 +178,7 @@ class CudaRunner:
             free_stream(stream, urgent=stream is self._compute)
 
     def _run(self, step: Step, staged: Staged, graphs: Graphs | None, posted: list[Posted]) -> None:
-        """Launch a step, on the compute stream."""
+        """Launch a step on the current stream."""
         model = step.served.model
         assert isinstance(model, RankingModel)
         for old, new in step.page_copies:
@@ -218,14 +209,8 @@ class CudaRunner:
                 self._compute.wait_event(self._arrivals[copy][-1])
         return canary.check(step)
 
-    def _mark(self) -> Mark:
-        """Behind what was launched on the compute stream by now."""
-        mark = self._marks.pop() if self._marks else Mark(self._compute)
-        mark.record(self._handle)
-        return mark
-
-    def _event(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        """Behind what was launched on the stream by now; with its time."""
+    def _mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """An event behind what was launched on the stream by now."""
         event = self._events.pop() if self._events else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         return event
@@ -237,7 +222,7 @@ class CudaRunner:
     def _fly(
         self,
         flights: "deque[_Flight]",
-        ended: Mark | torch.cuda.Event,
+        ended: torch.cuda.Event,
         result: Callable[[], Any],
         over: Callable[[], None] = lambda: None,
     ) -> "asyncio.Future[Any]":
@@ -287,7 +272,7 @@ class _Flight:
 
     def __init__(
         self,
-        ended: Mark | torch.cuda.Event,
+        ended: torch.cuda.Event,
         result: Callable[[], Any],
         over: Callable[[], None],
         future: "asyncio.Future[Any]",
@@ -329,6 +314,6 @@ class _Flight:
             self._over()
 
 
-def _passed(event: Mark | torch.cuda.Event) -> bool:
+def _passed(event: torch.cuda.Event) -> bool:
     """Raises if the device is lost."""
-    return bool(event.query())
+    return bool(event.query())  # type: ignore[no-untyped-call]

@@ -1,5 +1,5 @@
 """What torch does not offer of the CUDA driver, or not as fast: streams that nobody else is given, what is launched on
-one of them, captured launches and marks behind them, and many copies in one call.
+one of them, and many copies in one call.
 
 torch hands out streams of a small pool in turn, so two that were asked for apart may be one: what is copied on it would
 become part of what is captured on it.
@@ -8,7 +8,6 @@ become part of what is captured on it.
 import contextlib
 import ctypes
 import functools
-import weakref
 from types import TracebackType
 from typing import Final
 
@@ -16,28 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = [
-    "Addresses",
-    "Handle",
-    "Launches",
-    "Mark",
-    "OnStream",
-    "Sizes",
-    "can_copy_many",
-    "copy_many",
-    "free_stream",
-    "own_stream",
-]
+__all__ = ["Addresses", "OnStream", "Sizes", "can_copy_many", "copy_many", "free_stream", "own_stream"]
 
 Addresses = npt.NDArray[np.uint64]
 Sizes = npt.NDArray[np.uint64]
-Handle = ctypes.c_void_p
-"""A stream, as the driver knows it: `Handle(stream.cuda_stream)`."""
 
 _NON_BLOCKING: Final = 1
 _STREAM_ORDER: Final = 1
 """Sources are read in the order of the stream: what is copied may be written by what was launched before."""
-_NOT_READY: Final = 600
+
 
 _FREE: Final[dict[tuple[int | None, bool], list[torch.cuda.Stream]]] = {}
 """Streams that were given back, by device and whether they are urgent."""
@@ -52,16 +38,6 @@ class _Attributes(ctypes.Structure):
 @functools.cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
-
-
-@functools.cache
-def _at_once() -> ctypes.PyDLL:
-    """For calls in the way of every step: no other thread of Python is let in before they return, which could take
-    longer than they do."""
-    driver = ctypes.PyDLL("libcuda.so.1")
-    driver.cuGraphLaunch.argtypes = driver.cuEventRecord.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    driver.cuEventQuery.argtypes = (ctypes.c_void_p,)
-    return driver
 
 
 def own_stream(device: torch.device, *, urgent: bool = False) -> torch.cuda.Stream:
@@ -99,51 +75,6 @@ class OnStream:
         torch._C._cuda_setStream(*stream)
         if device != stream[1]:
             torch._C._cuda_setDevice(device)
-
-
-class Launches:
-    """What was captured, to be launched as often as one likes: torch's own `replay` takes twice as long, and more code
-    that others push out of the caches between two steps."""
-
-    __slots__ = ("__weakref__", "_graph", "_launch", "_made")
-
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
-        """`graph`: one that torch keeps, and does not make ready to be launched itself."""
-        self._graph = graph  # which holds the memory
-        self._made = Handle()
-        source = ctypes.c_void_p(graph.raw_cuda_graph())
-        _check(_driver().cuGraphInstantiateWithFlags(ctypes.byref(self._made), source, ctypes.c_ulonglong(0)))
-        self._launch = _at_once().cuGraphLaunch
-        weakref.finalize(self, _driver().cuGraphExecDestroy, self._made)
-
-    def launch(self, stream: Handle) -> None:
-        """On this stream, of the current device."""
-        _check(self._launch(self._made, stream))
-
-
-class Mark:
-    """A place in what runs on a stream, which can be asked whether the stream has passed it. It notes no time: that
-    takes longer."""
-
-    __slots__ = ("_event", "_handle", "_query", "_record")
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record(stream)  # which makes it
-        self._handle = ctypes.c_void_p(self._event.cuda_event)
-        self._record, self._query = _at_once().cuEventRecord, _at_once().cuEventQuery
-
-    def record(self, stream: Handle) -> None:
-        """It stands behind what was launched on this stream of the current device by now."""
-        _check(self._record(self._handle, stream))
-
-    def query(self) -> bool:
-        """Whether the stream is past it. Raises RuntimeError if the device is lost."""
-        status = self._query(self._handle)
-        if status == _NOT_READY:
-            return False
-        _check(status)
-        return True
 
 
 def can_copy_many() -> bool:

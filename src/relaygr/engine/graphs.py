@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from relaygr.engine.buckets import Bucket, append_buckets, score_buckets
-from relaygr.engine.driver import Handle, Launches, free_stream, own_stream
+from relaygr.engine.driver import free_stream, own_stream
 from relaygr.engine.mailbox import Mailbox, Posted
 from relaygr.history import PAGE
 from relaygr.kernels import Ragged
@@ -30,14 +30,14 @@ class CapturedAppend:
 
     inputs: Packed
     box: Mailbox
-    whole: Launches
+    graph: torch.cuda.CUDAGraph
 
 
 @dataclass(frozen=True)
 class CapturedScore(CapturedAppend):
     """The same, and once more, cut before every layer, for prefixes still arriving."""
 
-    layers: Sequence[Launches]
+    layers: Sequence[torch.cuda.CUDAGraph]
 
 
 class Graphs:
@@ -50,16 +50,13 @@ class Graphs:
     products keep writing to it when they are replayed, and the next model is captured while this one serves.
     """
 
-    def __init__(self, model: RankingModel, pages: torch.Tensor, longest: int, compute: torch.cuda.Stream) -> None:
-        """`longest`: pages of a user at most; `compute`: the stream to launch on, of the pages' device, which is the
-        current one at every call."""
+    def __init__(self, model: RankingModel, pages: torch.Tensor, longest: int) -> None:
+        """`longest`: pages of a user at most."""
         self.seconds = 0.0
         self.bytes = 0
         self._model = model
         self._pages = pages
         self._longest = longest
-        self._compute = compute
-        self._handle = Handle(compute.cuda_stream)
         self._stream = own_stream(pages.device)
         self._features = model.config.request_features + model.config.candidate_features
         self._pool: Any = None
@@ -104,10 +101,10 @@ class Graphs:
         self._stream.synchronize()
 
     def append(self, bucket: Bucket, staged: Packed) -> Posted:
-        """Launch what was staged for this bucket."""
+        """Launch what was staged for this bucket on the current stream."""
         captured = self._appends[bucket]
         posted = self._post(captured.box, staged.address)
-        captured.whole.launch(self._handle)
+        captured.graph.replay()
         return posted
 
     def score(
@@ -117,31 +114,31 @@ class Graphs:
         out: int,
         arrivals: Sequence[Sequence[torch.cuda.Event]] = (),
     ) -> Posted:
-        """Launch what was staged for this bucket; its scores go to `out`, in pinned memory.
+        """Launch what was staged for this bucket on the current stream; its scores go to `out`, in pinned memory.
 
         `arrivals`: of each reload that is under way, the events behind its layers.
         """
         captured = self._scores[bucket]
         posted = self._post(captured.box, staged.address, out)
         if not arrivals:
-            captured.whole.launch(self._handle)
+            captured.graph.replay()
             return posted
-        for layer, part in enumerate(captured.layers):
+        stream = torch.cuda.current_stream(self._pages.device)
+        for layer, graph in enumerate(captured.layers):
             for events in arrivals:
-                self._compute.wait_event(events[layer])
-            part.launch(self._handle)
+                stream.wait_event(events[layer])
+            graph.replay()
         return posted
 
     def forget(self) -> None:
-        """A replay may have been posted and not launched. Everything launched has ended."""
-        with torch.cuda.stream(self._compute):
-            for captured in (*self._appends.values(), *self._scores.values()):
-                captured.box.forget()
-        self._compute.synchronize()  # not the device: another model may be captured
+        """A replay may have been posted and not launched. Everything launched on the current stream has ended."""
+        for captured in (*self._appends.values(), *self._scores.values()):
+            captured.box.forget()
+        torch.cuda.current_stream(self._pages.device).synchronize()  # not the device: another model may be captured
 
     def _post(self, box: Mailbox, inputs: int, scores: int = 0) -> Posted:
         if box.full:
-            self._compute.synchronize()
+            torch.cuda.current_stream(self._pages.device).synchronize()
             box.settle()
         return box.post(inputs, scores)
 
@@ -153,8 +150,8 @@ class Graphs:
             fetch(box.mail, inputs.words)
             self._model.score(batch, self._pages, cut, box.mail)
 
-        (whole,) = self._capture(box, inputs, lambda _: launches(None))
-        return CapturedScore(inputs, box, whole, self._capture(box, inputs, launches))
+        (graph,) = self._capture(box, inputs, lambda _: launches(None))
+        return CapturedScore(inputs, box, graph, self._capture(box, inputs, launches))
 
     def _capture_append(self, bucket: Bucket) -> CapturedAppend:
         inputs, box = self._inputs(bucket, None), Mailbox(self._pages.device)
@@ -164,8 +161,8 @@ class Graphs:
             fetch(box.mail, inputs.words)
             self._model.append(batch, self._pages)
 
-        (whole,) = self._capture(box, inputs, launches)
-        return CapturedAppend(inputs, box, whole)
+        (graph,) = self._capture(box, inputs, launches)
+        return CapturedAppend(inputs, box, graph)
 
     def _inputs(self, bucket: Bucket, features: int | None) -> Packed:
         """Of nobody: all lengths and rows are zero."""
@@ -173,7 +170,9 @@ class Graphs:
         inputs.words.zero_()
         return inputs
 
-    def _capture(self, box: Mailbox, inputs: Packed, launches: Callable[[BeforeLayer], None]) -> list[Launches]:
+    def _capture(
+        self, box: Mailbox, inputs: Packed, launches: Callable[[BeforeLayer], None]
+    ) -> list[torch.cuda.CUDAGraph]:
         """The launches as one graph, or as several where they ask to be cut."""
         nobody = torch.zeros(len(inputs.words), dtype=torch.int32).pin_memory()
         posted = box.post(nobody.data_ptr(), nobody.data_ptr())
@@ -183,7 +182,7 @@ class Graphs:
         graphs: list[torch.cuda.CUDAGraph] = []
 
         def begin() -> None:
-            graphs.append(torch.cuda.CUDAGraph(keep_graph=True))
+            graphs.append(torch.cuda.CUDAGraph())
             graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
         def cut(layer: int) -> None:
@@ -196,7 +195,7 @@ class Graphs:
             launches(cut)
         finally:
             graphs[-1].capture_end()
-        return [Launches(graph) for graph in graphs]
+        return graphs
 
 
 def _let_go(

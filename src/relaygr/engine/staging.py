@@ -57,7 +57,7 @@ class Out:
         return self._address + row * self.tasks * 4
 
     def lend(self, rows: int) -> npt.NDArray[np.float32] | None:
-        """Where the first so many rows come out, for whoever asks for them; None if they are to be copied from there."""
+        """Where the first so many rows come out, for whoever asks for them; None where they are to be copied."""
         if not self.lent:
             return None
         whole = np.frombuffer(self._memory, np.float32, rows * self.tasks)
@@ -167,16 +167,19 @@ class Staged:
         return torch.cat([*appended, *(group.packed.items[: group.total] for group in self.scores)]).numpy()
 
     def take_out(self, tasks: int) -> Out:
-        """Where the scores of all groups go, one behind the other. What can be known of them by now is found while the
-        device is busy."""
+        """Where the scores of all groups go, one behind the other."""
         self._out = out = self._staging.take_out(self._total, tasks)
-        values = out.lend(self._total)
-        if values is not None:
-            self._lent = [values[place] for place in self._places]
         return out
 
+    def launched(self) -> None:
+        """The device is busy with it: what can be known of its results by now, where each lies, is found meanwhile."""
+        if self._out is not None:
+            values = self._out.lend(self._total)
+            if values is not None:
+                self._lent = [values[place] for place in self._places]
+
     def results(self) -> list[npt.NDArray[np.float32]]:
-        """Each score row's part of what came out, in the order of the step."""
+        """Each score row's part of what came out, in the order of the step, once that has ended."""
         if self._out is None:
             return []
         if self._lent is None:

@@ -92,8 +92,9 @@ class Packed:
         `pages` are those of each user as they are read, int32.
         """
         host, nobody = self._writable(), [0] * (self.shape.users - len(rows))
-        if max(map(len, pages)) > host.line:  # what does not fit would be cut off
-            raise ValueError(f"the pages of a user take {max(map(len, pages))} bytes where there is room for {host.line}")
+        longest = max(map(len, pages))
+        if longest > host.line:  # what does not fit would be cut off
+            raise ValueError(f"the pages of a user take {longest} bytes where there is room for {host.line}")
         words = list(itertools.accumulate(rows, initial=0))
         words += words[-1:] * len(nobody)
         words += cached
@@ -137,7 +138,8 @@ class _HostViews:
         each = f"{users}i{behind_users}x"
         self.line = 4 * packed.table.shape[1]
         """Bytes of a user's pages, at most."""
-        self.head = struct.Struct(f"={users + 1}i{behind_starts}x{each}{each if scored else ''}" + f"{self.line}s" * users)
+        table = f"{self.line}s" * users
+        self.head = struct.Struct(f"={users + 1}i{behind_starts}x{each}{each if scored else ''}{table}")
         """Starts, cached, positions and the table: written at once, zeros where somebody's pages are fewer."""
         self.memory = words.data.cast("B")
         """All of it."""
