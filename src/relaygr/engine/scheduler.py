@@ -31,13 +31,10 @@ class Plan(NamedTuple):
 
     served: Served
     appends: list[tuple[Build, int, int]]
+    ends: dict[Build, int]
+    """How far each of its builds goes: those that get a head have two chunks."""
     scores: list[Rank]
     cost_s: float
-
-    @property
-    def ends(self) -> dict[Build, int]:
-        """How far each of its builds goes: those that get a head have two chunks."""
-        return {build: high for build, _, high in self.appends}
 
 
 class Scheduler:
@@ -70,6 +67,7 @@ class Scheduler:
         queue.sort()
         served = queue[0][4].served
         appends: list[tuple[Build, int, int]] = []
+        ends: dict[Build, int] = {}
         scores: list[Rank] = []
         cost_s, most_s, latest_s, begins = self._cost.step_s, self._step_s, math.inf, now + in_flight_s
         ahead: Plan | None = None
@@ -94,9 +92,10 @@ class Scheduler:
             if high == low:
                 break
             if apart and scores and not appends:
-                ahead = Plan(served, [], scores.copy(), cost_s)
+                ahead = Plan(served, [], {}, scores.copy(), cost_s)
             while high > low:
                 appends.append((work, low, high))
+                ends[work] = high
                 cost_s += self._cost.append_s(high - low, low)
                 low, head = work.behind(high), high == work.head
                 # Behind a head, what is new: in the same step, also where it takes no longer than another would.
@@ -109,7 +108,7 @@ class Scheduler:
                         bisect.insort(queue, place, lo=number)
         if ahead is not None and cost_s - ahead.cost_s > _LONG * self._cost.step_s:
             return ahead
-        return Plan(served, appends, scores, cost_s)
+        return Plan(served, appends, ends, scores, cost_s)
 
     def _chunk_end(self, build: Build, low: int, left_s: float, *, at_least_one: bool, crumbs: bool) -> int:
         """How far the build's chunk from `low` may go: to its end, or to the end of a page, in the time that is left.
