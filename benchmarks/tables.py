@@ -93,6 +93,24 @@ def _loop_us(load: dict[str, Any]) -> str:
     return f"{load['loop_cpu_us_per_step']['all']:.0f} ({min(parts):.0f} – {max(parts):.0f})"
 
 
+def waits() -> str:
+    """What a step costs the loop, by how long it waited for it and by what was read meanwhile."""
+    result = result_of("waits-cpu")
+    rows = {(row["wait_ms"], row["candidates"], row["read"]): row["all_us"] for row in result["figures"]["rows"]}
+    reads = list(result["inputs"]["read"])
+    lines = [
+        f"A step of {result['inputs']['callers']} ranks, µs of the loop's CPU, on {result['machine']['cores']} cores "
+        f"that others use, too; commit {result['commit'][:7]}:",
+        "",
+        "| steps of | candidates | " + " | ".join(f"reading {read}" for read in reads) + " |",
+        "|---|---|" + "---|" * len(reads),
+    ]
+    for wait_ms, candidates in dict.fromkeys(key[:2] for key in rows):
+        cells = [f"{rows[wait_ms, candidates, read]:.0f}" for read in reads]
+        lines.append(f"| {wait_ms:g} ms | {candidates:,} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def overload() -> str:
     """Requests answered in time where more come than the device can serve, simulated."""
     figures = result_of("overload-simulated")["figures"]
@@ -318,7 +336,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "sensitivity": sensitivity,
     },
     "docs/kernels.md": {"kernel-targets": kernel_targets},
-    "docs/engine.md": {"gpu-targets": gpu_targets, "gpu-loads": gpu_loads, "overload": overload},
+    "docs/engine.md": {"gpu-targets": gpu_targets, "gpu-loads": gpu_loads, "waits": waits, "overload": overload},
     "docs/relay.md": {"serving": serving, "soak": soak},
     "docs/ray.md": {"ray-paths": ray_paths, "ray-cluster": ray_cluster},
     "docs/training.md": {
