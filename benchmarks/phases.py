@@ -10,7 +10,8 @@ from relaygr.engine.cuda_runner import CudaRunner
 
 __all__ = ["Phases"]
 
-STEP_PHASES = ("plan", "launch", "deliver", "learn", "complete")
+STEP_PHASES = ("turn", "plan", "launch", "deliver", "learn", "complete")
+"""A turn is all that the loop does to see what is to be done, but for planning and launching that."""
 RANK_PHASES = ("arrive", "leave")
 
 
@@ -18,7 +19,8 @@ class Phases:
     """Seconds of the loop's thread in each of its phases, on the CPU and by the clock, and how many steps there were;
     and in what it does for each rank that comes and leaves.
 
-    The clock also counts when the thread was not running: on a virtual machine that others share, some of it is.
+    The clock also counts when the thread was not running: on a virtual machine that others share, some of it is. What
+    timing takes counts, too: most of it in the phase around.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -29,25 +31,33 @@ class Phases:
         self.steps = 0
         self.ranks = 0
         self._runner: weakref.ref[CudaRunner] | None = None
-        plan, launch, ended = loop._scheduler.plan, loop._launch, loop._step_ended
+        within: list[list[float]] = [[0.0, 0.0]]
+        """Of each phase that has begun, what those within it took, on the CPU and by the clock."""
+        turn, plan, launch, ended = loop._turns._turn, loop._scheduler.plan, loop._launch, loop.device._tell
         learn, arrive, leave = loop.cost.observe_step, engine.begin_rank, loop.leave
 
         def timed(name: str, call: Any) -> Any:
             def wrapped(*args: Any, **more: Any) -> Any:
+                within.append([0.0, 0.0])
                 began, cpu = time.perf_counter(), time.thread_time()
                 try:
                     return call(*args, **more)
                 finally:
-                    self.cpu_s[name] += time.thread_time() - cpu
-                    self.wall_s[name] += time.perf_counter() - began
+                    cpu_s, wall_s = time.thread_time() - cpu, time.perf_counter() - began
+                    inner_cpu_s, inner_wall_s = within.pop()
+                    self.cpu_s[name] += cpu_s - inner_cpu_s
+                    self.wall_s[name] += wall_s - inner_wall_s
+                    within[-1][0] += cpu_s
+                    within[-1][1] += wall_s
                     self.steps += name == "launch"
                     self.ranks += name == "arrive"
 
             return wrapped
 
+        loop._turns._turn = timed("turn", turn)
         loop._scheduler.plan = timed("plan", plan)  # type: ignore[method-assign]
         loop._launch = timed("launch", launch)  # type: ignore[method-assign]
-        loop._step_ended = timed("complete", ended)  # type: ignore[method-assign]
+        loop.device._tell = timed("complete", ended)
         loop.cost.observe_step = timed("learn", learn)  # type: ignore[method-assign]
         engine.begin_rank = timed("arrive", arrive)  # type: ignore[method-assign]
         loop.leave = timed("leave", leave)

@@ -42,7 +42,7 @@ READ = {"nothing": 0, "64 KiB": CHUNK, "128 MiB": 128 << 20}
 STEP_MS = 100.0
 """All callers go into one step, whatever it was predicted to take."""
 ROUNDS, SECONDS = 7, 0.5
-PHASES = ("plan", "launch", "learn", "complete", "all")
+PHASES = ("turn", "plan", "launch", "learn", "complete", "all")
 
 
 class TimedDevice(NoDevice):

@@ -70,6 +70,8 @@ class Device:
         What is launched cannot be taken back: until then something more urgent may come. But a device that waits for
         what takes long to launch is lost time: where launches take a third of a step there is hardly any waiting.
         """
+        if not self._steps:
+            return 0.0
         if len(self._steps) >= self._executor.depth:
             return math.inf
         lead_s = _LEAD_S + _LEAD_SHARE * sum(self._steps.values()) + _LAUNCHES * self._launching_s

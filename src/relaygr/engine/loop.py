@@ -235,8 +235,8 @@ class EngineLoop:
                 break
             self._appended = bool(plan.appends)
             self._launch(plan)
-        if 0 < wanted_in_s < math.inf:
-            self._turns.within(wanted_in_s)
+        if 0 < wanted_in_s < math.inf and (self.ranks.ready or any(self.builds.runnable())):
+            self._turns.within(wanted_in_s)  # what is not there yet asks for a turn when it comes
         self.write_back.turn()
 
     def _choose(self, work: Rank | PreInfer, due: float, needed: float) -> tuple[Option, Build | None]:

@@ -131,6 +131,8 @@ class Ranks:
 
     def feed_starved(self) -> None:
         """Try those that wait for pages, the most urgent first: no later one takes the pages it waits for."""
+        if not self._starved:
+            return
         for rank in sorted(self._starved, key=lambda rank: (rank.due, rank.order)):
             del self._starved[rank]
             self.resolve(rank)
