@@ -175,6 +175,31 @@ async def test_a_device_is_not_left_waiting_for_the_next_long_step() -> None:
         assert bench.now - began == pytest.approx(sum(COSTS.of_step(step) for step in steps), rel=1e-6)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+@in_virtual_time
+async def test_the_loop_takes_a_turn_before_a_step_ends_only_where_something_waits_behind_it(waits: bool) -> None:
+    async with opened(spare=100, max_history=4000, step_ms=20.0, device=WatchedDevice(depth=2)) as bench:
+        assert bench.engine._loop is not None
+        turns = bench.engine._loop._turns
+        taken, turn, began = list[float](), turns._turn, bench.now
+
+        def noted() -> None:
+            taken.append(bench.now - began)
+            turn()
+
+        turns._turn = noted
+        first = asyncio.create_task(bench.pre_infer("first", numbered(1500)))
+        await asyncio.sleep(1e-3)
+        second = asyncio.create_task(bench.pre_infer("second", numbered(1500, salt=1))) if waits else None
+        await first
+        step_s = COSTS.of_step(bench.device.launched[0])
+        assert bench.now - began == pytest.approx(step_s)
+        assert any(2e-3 < at < 0.99 * step_s for at in taken) == waits
+        if second is not None:
+            await second
+            assert bench.now - began == pytest.approx(2 * step_s)
+
+
 @in_virtual_time
 async def test_appends_go_on_though_there_is_always_something_to_score() -> None:
     async with opened(spare=100, max_history=4000, step_ms=20.0, device=WatchedDevice(depth=2)) as bench:
