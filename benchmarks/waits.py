@@ -124,7 +124,7 @@ def main() -> None:
         table.add_column(heading.replace("_", " "), justify="right")
     for row in rows:
         table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in row.values()))
-    console = Console(width=120)
+    console = Console(width=140)
     console.print(table)
     inputs = {"n": N, "users": USERS, "callers": CALLERS, "rounds": ROUNDS, "seconds": SECONDS, "read": READ}
     console.print(f"written to {write_result('waits-cpu', inputs, {'rows': rows})}")
