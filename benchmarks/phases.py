@@ -11,7 +11,7 @@ from relaygr.engine.cuda_runner import CudaRunner
 __all__ = ["Phases"]
 
 STEP_PHASES = ("turn", "plan", "launch", "deliver", "learn", "complete")
-"""A turn is all that the loop does to see what is to be done, but for planning and launching that."""
+"""A turn is what the loop does when something has happened, but for planning and launching what is to be run."""
 RANK_PHASES = ("arrive", "leave")
 
 
@@ -54,6 +54,8 @@ class Phases:
 
             return wrapped
 
+        self.timed = timed
+        """Makes of a call one that is counted to a phase."""
         loop._turns._turn = timed("turn", turn)
         loop._scheduler.plan = timed("plan", plan)  # type: ignore[method-assign]
         loop._launch = timed("launch", launch)  # type: ignore[method-assign]

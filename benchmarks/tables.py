@@ -96,17 +96,19 @@ def _loop_us(load: dict[str, Any]) -> str:
 def waits() -> str:
     """What a step costs the loop, by how long it waited for it and by what was read meanwhile."""
     result = result_of("waits-cpu")
-    rows = {(row["wait_ms"], row["candidates"], row["read"]): row["all_us"] for row in result["figures"]["rows"]}
+    rows = {(row["wait_ms"], row["candidates"], row["read"]): row for row in result["figures"]["rows"]}
     reads = list(result["inputs"]["read"])
     lines = [
-        f"A step of {result['inputs']['callers']} ranks, µs of the loop's CPU, on {result['machine']['cores']} cores "
+        f"A step of {result['inputs']['callers']} ranks, µs of the loop's CPU, medians of {result['inputs']['rounds']} "
+        f"rounds and in brackets the least, on {result['machine']['cores']} cores "
         f"that others use, too; commit {result['commit'][:7]}:",
         "",
         "| steps of | candidates | " + " | ".join(f"reading {read}" for read in reads) + " |",
         "|---|---|" + "---|" * len(reads),
     ]
     for wait_ms, candidates in dict.fromkeys(key[:2] for key in rows):
-        cells = [f"{rows[wait_ms, candidates, read]:.0f}" for read in reads]
+        found = [rows[wait_ms, candidates, read] for read in reads]
+        cells = [f"{row['all_us']:.0f} ({row['least_us']:.0f})" for row in found]
         lines.append(f"| {wait_ms:g} ms | {candidates:,} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

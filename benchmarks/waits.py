@@ -42,7 +42,7 @@ READ = {"nothing": 0, "64 KiB": CHUNK, "128 MiB": 128 << 20}
 STEP_MS = 100.0
 """All callers go into one step, whatever it was predicted to take."""
 ROUNDS, SECONDS = 7, 0.5
-PHASES = ("turn", "plan", "launch", "learn", "complete", "all")
+PHASES = ("turn", "plan", "launch", "deliver", "learn", "complete", "all")
 
 
 class TimedDevice(NoDevice):
@@ -75,13 +75,17 @@ class TimedDevice(NoDevice):
         ends, staged, future = self._flights[0]
         if time.perf_counter() >= ends:
             self._flights.popleft()
-            future.set_result(StepResult(staged.results(), self.seconds))
-            staged.release()
+            future.set_result(self.deliver(staged))
         elif len(self.read):
             self._line = (self._line + 1) % len(self.read)
             self.read[self._line].sum()
         if self._flights:
             asyncio.get_running_loop().call_soon(self._poll)
+
+    def deliver(self, staged: Staged) -> StepResult:
+        result = StepResult(staged.results(), self.seconds)
+        staged.release()
+        return result
 
 
 async def measure() -> list[dict[str, Any]]:
@@ -94,6 +98,7 @@ async def measure() -> list[dict[str, Any]]:
     ways = list(itertools.product(WAITS_MS, CANDIDATES, READ))
     async with Engine(model, config, executor=device) as engine:
         phases = Phases(engine)
+        device.deliver = phases.timed("deliver", device.deliver)  # type: ignore[method-assign]
         histories = [history_of(draw, N, ITEMS) for _ in range(USERS)]
         for user, history in enumerate(histories):
             await engine.pre_infer(f"u{user}", history)
@@ -124,9 +129,10 @@ def main() -> None:
         table.add_column(heading.replace("_", " "), justify="right")
     for row in rows:
         table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in row.values()))
-    console = Console(width=140)
+    console = Console(width=160)
     console.print(table)
     inputs = {"n": N, "users": USERS, "callers": CALLERS, "rounds": ROUNDS, "seconds": SECONDS, "read": READ}
+    inputs |= {"step_ms": STEP_MS}
     console.print(f"written to {write_result('waits-cpu', inputs, {'rows': rows})}")
 
 

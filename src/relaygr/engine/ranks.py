@@ -131,7 +131,7 @@ class Ranks:
 
     def feed_starved(self) -> None:
         """Try those that wait for pages, the most urgent first: no later one takes the pages it waits for."""
-        if not self._starved:
+        if not self._starved:  # as nearly always, and this is asked with every turn
             return
         for rank in sorted(self._starved, key=lambda rank: (rank.due, rank.order)):
             del self._starved[rank]

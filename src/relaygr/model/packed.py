@@ -92,7 +92,7 @@ class Packed:
         `pages` are those of each user as they are read, int32.
         """
         host, nobody = self._writable(), [0] * (self.shape.users - len(rows))
-        longest = max(map(len, pages))
+        longest = max(map(len, pages), default=0)
         if longest > host.line:  # what does not fit would be cut off
             raise ValueError(f"the pages of a user take {longest} bytes where there is room for {host.line}")
         words = list(itertools.accumulate(rows, initial=0))
