@@ -31,31 +31,11 @@ class Phases:
         self.steps = 0
         self.ranks = 0
         self._runner: weakref.ref[CudaRunner] | None = None
-        within: list[list[float]] = [[0.0, 0.0]]
+        self._within: list[list[float]] = [[0.0, 0.0]]
         """Of each phase that has begun, what those within it took, on the CPU and by the clock."""
+        timed = self.timed
         turn, plan, launch, ended = loop._turns._turn, loop._scheduler.plan, loop._launch, loop.device._tell
         learn, arrive, leave = loop.cost.observe_step, engine.begin_rank, loop.leave
-
-        def timed(name: str, call: Any) -> Any:
-            def wrapped(*args: Any, **more: Any) -> Any:
-                within.append([0.0, 0.0])
-                began, cpu = time.perf_counter(), time.thread_time()
-                try:
-                    return call(*args, **more)
-                finally:
-                    cpu_s, wall_s = time.thread_time() - cpu, time.perf_counter() - began
-                    inner_cpu_s, inner_wall_s = within.pop()
-                    self.cpu_s[name] += cpu_s - inner_cpu_s
-                    self.wall_s[name] += wall_s - inner_wall_s
-                    within[-1][0] += cpu_s
-                    within[-1][1] += wall_s
-                    self.steps += name == "launch"
-                    self.ranks += name == "arrive"
-
-            return wrapped
-
-        self.timed = timed
-        """Makes of a call one that is counted to a phase."""
         loop._turns._turn = timed("turn", turn)
         loop._scheduler.plan = timed("plan", plan)  # type: ignore[method-assign]
         loop._launch = timed("launch", launch)  # type: ignore[method-assign]
@@ -72,6 +52,26 @@ class Phases:
 
             runner._fly = flown  # type: ignore[method-assign, assignment]
             self._runner = weakref.ref(runner)
+
+    def timed(self, name: str, call: Any) -> Any:
+        """The same call, counted to this phase; what is timed within it is not."""
+
+        def wrapped(*args: Any, **more: Any) -> Any:
+            self._within.append([0.0, 0.0])
+            began, cpu = time.perf_counter(), time.thread_time()
+            try:
+                return call(*args, **more)
+            finally:
+                cpu_s, wall_s = time.thread_time() - cpu, time.perf_counter() - began
+                inner_cpu_s, inner_wall_s = self._within.pop()
+                self.cpu_s[name] += cpu_s - inner_cpu_s
+                self.wall_s[name] += wall_s - inner_wall_s
+                self._within[-1][0] += cpu_s
+                self._within[-1][1] += wall_s
+                self.steps += name == "launch"
+                self.ranks += name == "arrive"
+
+        return wrapped
 
     def close(self) -> None:
         """Leave the runner as it was: it would hold itself, and with it the device's memory."""

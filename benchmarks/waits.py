@@ -55,6 +55,7 @@ class TimedDevice(NoDevice):
         self.read = np.empty((0, CHUNK // 8))
         """What is read while a step is waited for, line by line."""
         self._line = 0
+        self.steps = self.lines_read = 0
         self._staging = Staging(2 * N // PAGE)
         self._flights: deque[tuple[float, Staged, asyncio.Future[StepResult]]] = deque()
         self._free_at = 0.0
@@ -69,6 +70,7 @@ class TimedDevice(NoDevice):
         if not self._flights:
             loop.call_soon(self._poll)
         self._flights.append((self._free_at, staged, future))
+        self.steps += 1
         return future
 
     def _poll(self) -> None:
@@ -79,6 +81,7 @@ class TimedDevice(NoDevice):
         elif len(self.read):
             self._line = (self._line + 1) % len(self.read)
             self.read[self._line].sum()
+            self.lines_read += 1
         if self._flights:
             asyncio.get_running_loop().call_soon(self._poll)
 
@@ -106,15 +109,17 @@ async def measure() -> list[dict[str, Any]]:
             for way in track(ways * ROUNDS, "loads"):
                 wait_ms, candidates, read = way
                 device.seconds, device.read = wait_ms / 1e3, memory[read]
+                device.steps = device.lines_read = 0
                 load = await closed_loop(
                     engine, phases, histories, "resident", {"resident": 1.0}, CALLERS, candidates, SECONDS
                 )
-                found[way].append(load)
+                found[way].append(load | {"read_mib": device.lines_read * CHUNK / device.steps / 2**20})
     rows = []
     for (wait_ms, candidates, read), loads in found.items():
         steps = [load["loop_cpu_us_per_step"] for load in loads]
         row: dict[str, Any] = {"wait_ms": wait_ms, "candidates": candidates, "read": read}
-        row["ranks_per_step"] = statistics.median(load["ranks_per_step"] for load in loads)
+        for name in ("ranks_per_step", "read_mib"):
+            row[name] = statistics.median(load[name] for load in loads)
         row |= {"least_us": min(step["all"] for step in steps)}
         row |= {f"{phase}_us": statistics.median(step[phase] for step in steps) for phase in PHASES}
         rows.append(row)
@@ -129,7 +134,7 @@ def main() -> None:
         table.add_column(heading.replace("_", " "), justify="right")
     for row in rows:
         table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in row.values()))
-    console = Console(width=160)
+    console = Console(width=180)
     console.print(table)
     inputs = {"n": N, "users": USERS, "callers": CALLERS, "rounds": ROUNDS, "seconds": SECONDS, "read": READ}
     inputs |= {"step_ms": STEP_MS}

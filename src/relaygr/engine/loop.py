@@ -289,7 +289,7 @@ class EngineLoop:
                 self.tier.drop(user)
                 self.host.drop(user)
                 self.write_back.forget(user)
-        if result is not None and plan.appends:
+        if result is not None:
             self.pre_infer_busy_s += result.seconds * self._pre_infer_part(plan)
         for build, high in plan.ends.items():
             self.builds.ran(build, high, well=result is not None)
