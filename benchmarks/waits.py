@@ -13,6 +13,7 @@ import itertools
 import statistics
 import time
 from collections import defaultdict, deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,11 @@ from common import history_of, write_result
 from engine import NoDevice
 from phases import Phases
 from relaygr import Engine, EngineConfig, build_model
+from relaygr.engine.buckets import Bucket
+from relaygr.engine.mailbox import Mailbox
 from relaygr.engine.staging import Staged, Staging
-from relaygr.engine.step import Step, StepResult
+from relaygr.engine.step import Model, Served, Step, StepResult
+from relaygr.engine.trays import Trays
 from relaygr.history import PAGE
 from relaygr.lab.shapes import ITEMS
 from relaygr.serving.garbage import settled
@@ -57,14 +61,22 @@ class TimedDevice(NoDevice):
         self._line = 0
         self.steps = self.lines_read = 0
         self._staging = Staging(2 * N // PAGE)
+        self._boxes: dict[Bucket, Mailbox] = {}
         self._flights: deque[tuple[float, Staged, asyncio.Future[StepResult]]] = deque()
         self._free_at = 0.0
 
+    async def prepare(self, model: Model) -> Served:
+        lay = Trays(model.config, 2 * N // PAGE).lay
+        return replace(await super().prepare(model), lay=lay)
+
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
         loop = asyncio.get_running_loop()
-        staged, future = Staged(step, self._staging, captured=True), loop.create_future()
-        if staged.scores:
-            staged.take_out(1)
+        staged, future = Staged(step, self._staging), loop.create_future()
+        for group in staged.scores:
+            assert group.bucket is not None
+            if (box := self._boxes.get(group.bucket)) is None:
+                box = self._boxes[group.bucket] = Mailbox(torch.device("cpu"), group.bucket.users)
+            box.post_scores(group.trays, group.counts, staged.take_out(1).address(0)).over()
         staged.launched()
         self._free_at = max(self._free_at, time.perf_counter()) + self.seconds
         if not self._flights:

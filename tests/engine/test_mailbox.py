@@ -1,20 +1,34 @@
 """Letters are posted in the order of replays, and not written over while their replay may still read them."""
 
+import numpy as np
 import torch
 
 from relaygr.engine.mailbox import Mailbox
-from relaygr.kernels.mail import BEGAN, ENDED, INPUTS, LETTERS, SCORES
+from relaygr.kernels.mail import BEGAN, ENDED, INPUTS, LETTERS, SCORES, WORDS
 
 CPU = torch.device("cpu")
 
 
 def test_each_replay_has_the_next_letter_and_finds_its_times_there() -> None:
     box = Mailbox(CPU)
-    letters = [box.post(100 + number, 200 + number) for number in range(3)]
+    letters = [box.post(100 + number) for number in range(3)]
     for number, letter in enumerate(letters):
-        assert box.mail.letters[number, [INPUTS, SCORES]].tolist() == [100 + number, 200 + number]
+        assert box.mail.letters[number, INPUTS] == 100 + number
         box.mail.letters[number, BEGAN], box.mail.letters[number, ENDED] = 7 + number, 9 + 2 * number
         assert (letter.began, letter.ended) == (7 + number, 9 + 2 * number)
+
+
+def test_letters_of_scores_name_trays_and_where_the_rows_of_each_begin() -> None:
+    box = Mailbox(CPU, 3)
+    box.post_scores((70, 80), (5, 2), 900)
+    letter = box.post_scores((10, 20, 30), (1, 2, 3), 901)
+    box.mail.letters[1, BEGAN], box.mail.letters[1, ENDED] = 7, 9
+    assert (letter.began, letter.ended) == (7, 9)
+    words = box.mail.letters.numpy()
+    assert words[:2, SCORES].tolist() == [900, 901]
+    assert words[:2, WORDS : WORDS + 3].tolist() == [[70, 80, 0], [10, 20, 30]]
+    assert words[:2, WORDS + 3 :].copy().view(np.int32).tolist() == [[0, 5, 7, 7], [0, 1, 3, 6]]
+    assert not words[2:].any()
 
 
 def test_a_box_is_full_until_replays_have_ended() -> None:

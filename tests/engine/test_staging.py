@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,13 +13,14 @@ from relaygr import Candidates
 from relaygr.engine.buckets import APPEND_BUCKETS
 from relaygr.engine.staging import _LENT, Out, Staged, Staging
 from relaygr.engine.step import Served, Step
+from relaygr.engine.trays import Trays
 from relaygr.history import PAGE
 from relaygr.model import build_model
 from relaygr.model.batch import AppendRow, ScoreRow
 from relaygr.model.inputs import NO_CONTEXT
 
 MODEL = build_model("hstu", layers=1, dim=8, heads=1, items=500_000, seed=0, tasks=2, scale_length=1.0)
-SERVED = Served(MODEL, "v", 0)
+SERVED = Served(MODEL, "v", 0, lay=Trays(MODEL.config, 4).lay)
 LONG = numbered(100_000)
 
 
@@ -32,7 +32,7 @@ def step(counts: list[int], appends: int = 0) -> Step:
 
 
 def staged(work: Step, staging: Staging, *, captured: bool = True) -> Staged:
-    return Staged(work, staging, captured=captured)
+    return Staged(work if captured else work._replace(served=replace(SERVED, lay=None)), staging)
 
 
 @pytest.mark.parametrize("lent", [True, False])
@@ -44,9 +44,10 @@ def test_scores_go_back_to_the_rows_they_are_of(lent: bool) -> None:
     held.launched()
     begin = 0
     for group in held.scores:
-        for member in group.members:
-            out.values[begin : begin + counts[member]] = float(member)
-            begin += counts[member]
+        for row, count in zip(group.rows, group.counts, strict=True):
+            assert len(row.candidates) == count
+            out.values[begin : begin + count] = float(counts.index(count))
+            begin += count
     for member, part in enumerate(held.results()):
         assert part.shape == (counts[member], 2)
         assert (part == member).all()
@@ -102,25 +103,42 @@ def test_scores_that_everybody_keeps_take_no_more_room_than_was_lent() -> None:
 def test_buffers_are_used_again_only_when_their_step_has_ended() -> None:
     staging = Staging(4)
     first, second = staged(step([5], appends=3), staging), staged(step([5], appends=3), staging)
-    pointers = [held.scores[0].packed.words.data_ptr() for held in (first, second)]
+    pointers = [held.appends[0].packed.words.data_ptr() for held in (first, second)]
     assert len(set(pointers)) == 2
     first.release()
-    assert staged(step([5], appends=3), staging).scores[0].packed.words.data_ptr() == pointers[0]
+    assert staged(step([5], appends=3), staging).appends[0].packed.words.data_ptr() == pointers[0]
+
+
+def test_rows_that_were_laid_out_are_named_and_others_are_laid_out_now() -> None:
+    staging, work = Staging(4), step([5, 600, 7])
+    assert SERVED.lay is not None
+    rows = [SERVED.lay(work.scores[0]), *work.scores[1:]]
+    held = staged(work._replace(scores=rows), staging)
+    assert rows[0].laid is not None
+    trays = {count: tray for group in held.scores for count, tray in zip(group.counts, group.trays, strict=True)}
+    assert trays[5] == rows[0].laid.address
+    assert len(set(trays.values())) == 3
+    for group in held.scores:
+        assert group.packed is None
+        for row, count in zip(group.rows, group.counts, strict=True):
+            assert row.laid is not None
+            assert row.laid.tray.items[:count].tolist() == list(range(count))
 
 
 def test_what_is_not_captured_is_staged_as_it_is() -> None:
     held = staged(step([5, 600], appends=2), Staging(4), captured=False)
     (scores,), (appends,) = held.scores, held.appends
-    assert (scores.bucket, scores.packed.shape.rows, list(scores.members)) == (None, 605, [0, 1])
+    assert scores.packed is not None
+    assert (scores.bucket, scores.packed.shape.rows, scores.counts, scores.trays) == (None, 605, [5, 600], [])
     assert (appends.bucket, appends.packed.shape.rows) == (None, 21)
 
 
 def test_the_ids_are_those_of_every_row_and_of_no_padding() -> None:
-    held = staged(step([5, 7], appends=1), Staging(4))
     expected = [*numbered(60).items[:10].tolist(), *range(7), *range(5)]
-    assert held.ids().tolist() == expected
-    assert held.ids().dtype == np.int32
-    assert isinstance(held.scores[0].packed.words, torch.Tensor)
+    for captured in (True, False):
+        held = staged(step([7, 5], appends=1), Staging(4), captured=captured)
+        assert held.ids().tolist() == expected
+        assert held.ids().dtype == np.int32
 
 
 def test_a_long_append_runs_in_pieces_one_after_the_other() -> None:

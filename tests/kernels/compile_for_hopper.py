@@ -50,7 +50,7 @@ from relaygr.engine.buckets import Bucket  # noqa: E402
 from relaygr.engine.graphs import _bound  # noqa: E402
 from relaygr.history import History  # noqa: E402
 from relaygr.kernels import ends, layer, move_triton  # noqa: E402
-from relaygr.kernels.mail import Mail, fetch  # noqa: E402
+from relaygr.kernels.mail import Inputs, Mail, collect, fetch  # noqa: E402
 from relaygr.kernels.triton import TritonAttention  # noqa: E402
 from relaygr.model import AppendBatch, Candidates, ScoreBatch, build_model  # noqa: E402
 from relaygr.model.batch import AppendRow, ScoreRow  # noqa: E402
@@ -72,12 +72,14 @@ def compile_model(family: Family, *, hopper: bool) -> None:
         model.append(AppendBatch.pack(model.config, [row]), pages)
     scored = ScoreRow(Candidates(np.arange(50)), None, 300, 300, range(3))
     model.score(ScoreBatch.pack(model.config, [scored]), pages)
-    bucket, mail = Bucket(4, 128), Mail.make("cpu")
-    new, scored_rows = Packed.empty(bucket.shape(8, None)), Packed.empty(bucket.shape(8, 0))
-    fetch(mail, new.words)
+    bucket = Bucket(4, 128)
+    new = Packed.empty(bucket.shape(8, None))
+    fetch(Mail.make("cpu"), new.words)
     model.append(AppendBatch(new.tokens, _bound(bucket, new)), pages)
-    batch = ScoreBatch(scored_rows.items, scored_rows.positions, None, _bound(bucket, scored_rows))
-    model.score(batch, pages, None, mail)
+    for features in (3, 0):
+        mail, to = Mail.make("cpu", bucket.users), Packed.empty(bucket.shape(8, features))
+        collect(mail, Inputs(to.starts, to.cached, to.positions, to.table, to.items, to.dense))
+    model.score(ScoreBatch(to.items, to.positions, None, _bound(bucket, to)), pages, None, mail)
 
 
 if __name__ == "__main__":

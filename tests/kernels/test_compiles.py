@@ -9,8 +9,8 @@ from optional import require
 from relaygr.kernels.device import _has_gluon
 
 KERNELS = {
-    "add_product", "add_splits", "attend", "combine", "embed_candidate_rows", "embed_rows", "fetch_words", "gate_rows",
-    "head_rows", "move_words", "norm_rows", "project_rows", "write_pages",
+    "add_product", "add_splits", "attend", "collect_trays", "combine", "embed_candidate_rows", "embed_rows",
+    "fetch_words", "gate_rows", "head_rows", "move_words", "norm_rows", "project_rows", "write_pages",
 }  # fmt: skip
 
 

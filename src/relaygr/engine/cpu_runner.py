@@ -27,6 +27,9 @@ class CpuRunner:
         self._steps = ThreadPoolExecutor(1, "relaygr-steps")
         self._copies = ThreadPoolExecutor(1, "relaygr-copies")
 
+    def laying(self, model: RankingModel) -> None:
+        return None
+
     def serve(self, served: Served, hot: HotRowCache | None, progress: Progress) -> None:
         pass
 

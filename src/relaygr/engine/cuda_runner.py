@@ -32,8 +32,10 @@ from relaygr.engine.mover import PageMover, layer_cuts
 from relaygr.engine.pinned import PinnedPages
 from relaygr.engine.staging import Staged, Staging
 from relaygr.engine.step import Direction, PageCopy, PageSpoiled, Progress, Served, Step, StepResult
+from relaygr.engine.trays import Trays
 from relaygr.kernels.select import replayable
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
+from relaygr.model.batch import ScoreRow
 
 __all__ = ["CudaRunner"]
 
@@ -72,13 +74,16 @@ class CudaRunner:
         """The next poll, where it is not due at once."""
         self._canary = Canary(pages, len(host.pages)) if canary else None
 
+    def laying(self, model: RankingModel) -> Callable[[ScoreRow], ScoreRow] | None:
+        return Trays(model.config, self._longest).lay if replayable(model.stack.attention) else None
+
     def serve(self, served: Served, hot: HotRowCache | None, progress: Progress) -> None:
         model = served.model
         assert isinstance(model, RankingModel)
         graphs = None
-        if replayable(model.stack.attention):
+        if served.lay is not None:
             with torch.cuda.device(self._device):
-                graphs = Graphs(model, self.pages, self._longest)
+                graphs = Graphs(model, self.pages, self._longest, served.lay)
                 graphs.capture(lambda done, of: progress("launches captured", done, of))
         with self._lock:
             self._prepared[served] = _Prepared(graphs, hot)
@@ -94,7 +99,7 @@ class CudaRunner:
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
         graphs, hot = self._prepared[step.served]
-        staged = Staged(step, self._staging, captured=graphs is not None)
+        staged = Staged(step, self._staging)
         posted: list[Posted] = []
         # What is replayed notes its own times; events would count the launch too, where the device has nothing to do.
         noted = staged.replayed and not step.page_copies and hot is None and self._canary is None
@@ -195,8 +200,8 @@ class CudaRunner:
         begin = 0
         for group in staged.scores:
             if group.bucket is not None and graphs is not None:
-                posted.append(graphs.score(group.bucket, group.packed, out.address(begin), arrivals))
-            else:
+                posted.append(graphs.score(group.bucket, group.trays, group.counts, out.address(begin), arrivals))
+            elif group.packed is not None:
                 batch = ScoreBatch.of(group.packed.to(self._device), group.rows)
                 scores = model.score(batch, self.pages, lambda layer: self._await(arrivals, layer))
                 out.scores[begin : begin + group.total].copy_(scores[: group.total], non_blocking=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from relaygr.engine.buckets import Bucket, append_buckets, score_buckets
@@ -13,8 +14,9 @@ from relaygr.engine.driver import free_stream, own_stream
 from relaygr.engine.mailbox import Mailbox, Posted
 from relaygr.history import PAGE
 from relaygr.kernels import Ragged
-from relaygr.kernels.mail import fetch
-from relaygr.model import AppendBatch, RankingModel, ScoreBatch
+from relaygr.kernels.mail import Inputs, collect, fetch
+from relaygr.model import AppendBatch, Candidates, RankingModel, ScoreBatch
+from relaygr.model.batch import ScoreRow
 from relaygr.model.packed import Packed
 from relaygr.model.stack import BeforeLayer
 
@@ -43,20 +45,23 @@ class CapturedScore(CapturedAppend):
 class Graphs:
     """Replays of one model's scores and appends. Inputs are padded to their bucket; kernels skip what is padding.
 
-        pinned words ──fetched──▶ the bucket's inputs ──▶ pages, or scores ──delivered──▶ pinned words
+        pinned words, trays ──fetched──▶ the bucket's inputs ──▶ pages, or scores ──delivered──▶ pinned words
 
     All of that is captured, so a replay is one call. All buckets share one pool of memory: replays run one after the
     other, on one stream. Each model is captured on a stream of its own: cuBLAS gives a stream one workspace, captured
     products keep writing to it when they are replayed, and the next model is captured while this one serves.
     """
 
-    def __init__(self, model: RankingModel, pages: torch.Tensor, longest: int) -> None:
-        """`longest`: pages of a user at most."""
+    def __init__(
+        self, model: RankingModel, pages: torch.Tensor, longest: int, lay: Callable[[ScoreRow], ScoreRow]
+    ) -> None:
+        """`longest`: pages of a user at most; `lay`: how what is scored is laid out."""
         self.seconds = 0.0
         self.bytes = 0
         self._model = model
         self._pages = pages
         self._longest = longest
+        self._lay = lay
         self._stream = own_stream(pages.device)
         self._features = model.config.request_features + model.config.candidate_features
         self._pool: Any = None
@@ -68,7 +73,10 @@ class Graphs:
         return len(self._appends) + sum(1 + len(each.layers) for each in self._scores.values())
 
     def capture(self, progress: Callable[[int, int], None] = lambda done, of: None) -> None:
-        """Capture every bucket, of each kind the largest first, so that others reuse its memory. Writes to no page."""
+        """Capture every bucket, of each kind the largest first, so that others reuse its memory. Writes to no page.
+
+        Raises RuntimeError where a replay of scores does not fetch what was laid out for it.
+        """
         began, device = time.perf_counter(), self._pages.device
         before = torch.cuda.mem_get_info(device)[0]
         self._pool = torch.cuda.graph_pool_handle()
@@ -79,6 +87,7 @@ class Graphs:
         with torch.cuda.stream(self._stream):
             for bucket in reversed(scores):
                 self._scores[bucket] = self._capture_score(bucket)
+                self._check(bucket)
                 progress(len(self._scores), of)
             for bucket in reversed(appends):
                 self._appends[bucket] = self._capture_append(bucket)
@@ -100,26 +109,54 @@ class Graphs:
         self._model.score(ScoreBatch(scored.items, scored.positions, scored.dense, batch), self._pages)
         self._stream.synchronize()
 
+    def _check(self, bucket: Bucket) -> None:
+        """Replay scores of random rows, whole and by layers, and see what was fetched: it might be wrong unseen."""
+        config, draw, rows = self._model.config, np.random.default_rng(bucket), []
+        for _ in range(bucket.users):
+            count, tokens = int(draw.integers(1, bucket.rows + 1)), int(draw.integers(1, min(self._longest, 2) * PAGE))
+            candidates = Candidates(
+                draw.integers(0, config.items, count), draw.normal(size=(count, config.candidate_features))
+            )
+            pages = draw.integers(0, len(self._pages), -(-tokens // PAGE))
+            rows.append(self._lay(ScoreRow(candidates, None, tokens, tokens, pages)))
+        out = self._pinned(bucket.total * config.tasks)
+        inputs, there = self._scores[bucket].inputs, torch.cuda.Event()  # type: ignore[no-untyped-call]
+        there.record(self._stream)
+        for some, arrivals in ((rows, ()), (rows[: -(-len(rows) // 2)], ([there] * config.layers,))):
+            expected = Packed.empty(bucket.shape(self._longest, self._features))
+            total = ScoreBatch.fill(expected, config, some)
+            trays = [row.laid.address for row in some if row.laid is not None]
+            posted = self.score(bucket, trays, [len(row.candidates) for row in some], out.data_ptr(), arrivals)
+            self._stream.synchronize()
+            posted.over()
+            for part in ("starts", "cached", "positions", "table", "items", "dense"):
+                fetched, laid = getattr(inputs, part), getattr(expected, part)
+                until = {"table": len(some), "items": total, "dense": total}.get(part)
+                if laid is not None and not torch.equal(fetched[:until].cpu(), laid[:until]):
+                    raise RuntimeError(f"a captured launch of {bucket} does not fetch the {part} laid out for it")
+
     def append(self, bucket: Bucket, staged: Packed) -> Posted:
         """Launch what was staged for this bucket on the current stream."""
         captured = self._appends[bucket]
-        posted = self._post(captured.box, staged.address)
+        posted = self._room(captured.box).post(staged.address)
         captured.graph.replay()
         return posted
 
     def score(
         self,
         bucket: Bucket,
-        staged: Packed,
+        trays: Sequence[int],
+        rows: Sequence[int],
         out: int,
         arrivals: Sequence[Sequence[torch.cuda.Event]] = (),
     ) -> Posted:
-        """Launch what was staged for this bucket on the current stream; its scores go to `out`, in pinned memory.
+        """Launch what was laid on these trays, so many rows on each, on the current stream; the scores go to `out`, in
+        pinned memory.
 
         `arrivals`: of each reload that is under way, the events behind its layers.
         """
         captured = self._scores[bucket]
-        posted = self._post(captured.box, staged.address, out)
+        posted = self._room(captured.box).post_scores(trays, rows, out)
         if not arrivals:
             captured.graph.replay()
             return posted
@@ -136,22 +173,28 @@ class Graphs:
             captured.box.forget()
         torch.cuda.current_stream(self._pages.device).synchronize()  # not the device: another model may be captured
 
-    def _post(self, box: Mailbox, inputs: int, scores: int = 0) -> Posted:
+    def _room(self, box: Mailbox) -> Mailbox:
+        """The box, with room for a letter."""
         if box.full:
             torch.cuda.current_stream(self._pages.device).synchronize()
             box.settle()
-        return box.post(inputs, scores)
+        return box
 
     def _capture_score(self, bucket: Bucket) -> CapturedScore:
-        inputs, box = self._inputs(bucket, self._features), Mailbox(self._pages.device)
+        inputs, box = self._inputs(bucket, self._features), Mailbox(self._pages.device, bucket.users)
         batch = ScoreBatch(inputs.items, inputs.positions, inputs.dense, _bound(bucket, inputs))
+        where = Inputs(inputs.starts, inputs.cached, inputs.positions, inputs.table, inputs.items, inputs.dense)
 
         def launches(cut: BeforeLayer | None) -> None:
-            fetch(box.mail, inputs.words)
+            collect(box.mail, where)
             self._model.score(batch, self._pages, cut, box.mail)
 
-        (graph,) = self._capture(box, inputs, lambda _: launches(None))
-        return CapturedScore(inputs, box, graph, self._capture(box, inputs, launches))
+        def post() -> Posted:
+            return box.post_scores((), (), nobody.data_ptr())
+
+        nobody = self._pinned(1)
+        (graph,) = self._capture(post, lambda _: launches(None))
+        return CapturedScore(inputs, box, graph, self._capture(post, launches))
 
     def _capture_append(self, bucket: Bucket) -> CapturedAppend:
         inputs, box = self._inputs(bucket, None), Mailbox(self._pages.device)
@@ -161,7 +204,8 @@ class Graphs:
             fetch(box.mail, inputs.words)
             self._model.append(batch, self._pages)
 
-        (graph,) = self._capture(box, inputs, launches)
+        nobody = self._pinned(len(inputs.words))
+        (graph,) = self._capture(lambda: box.post(nobody.data_ptr()), launches)
         return CapturedAppend(inputs, box, graph)
 
     def _inputs(self, bucket: Bucket, features: int | None) -> Packed:
@@ -170,12 +214,15 @@ class Graphs:
         inputs.words.zero_()
         return inputs
 
+    def _pinned(self, words: int) -> torch.Tensor:
+        """int32, zeros."""
+        return torch.zeros(words, dtype=torch.int32, pin_memory=self._pages.is_cuda)
+
     def _capture(
-        self, box: Mailbox, inputs: Packed, launches: Callable[[BeforeLayer], None]
+        self, post: Callable[[], Posted], launches: Callable[[BeforeLayer], None]
     ) -> list[torch.cuda.CUDAGraph]:
-        """The launches as one graph, or as several where they ask to be cut."""
-        nobody = torch.zeros(len(inputs.words), dtype=torch.int32).pin_memory()
-        posted = box.post(nobody.data_ptr(), nobody.data_ptr())
+        """The launches as one graph, or as several where they ask to be cut. `post` posts a letter of nobody's."""
+        posted = post()
         launches(lambda layer: None)  # compiles; with nobody in the batch it writes nothing
         self._stream.synchronize()
         posted.over()

@@ -1,8 +1,12 @@
 """The host's side of the mail of one captured launch."""
 
+import itertools
+import struct
+from collections.abc import Sequence
+
 import torch
 
-from relaygr.kernels.mail import BEGAN, ENDED, INPUTS, LETTERS, SCORES, WORDS, Mail
+from relaygr.kernels.mail import BEGAN, ENDED, INPUTS, LETTERS, WORDS, Mail
 
 __all__ = ["Mailbox", "Posted"]
 
@@ -10,10 +14,16 @@ __all__ = ["Mailbox", "Posted"]
 class Mailbox:
     """Letters in the order of replays: one is posted before each."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.mail = Mail.make(device)
+    def __init__(self, device: torch.device, users: int = 0) -> None:
+        """For scores of up to so many users; 0 for appends."""
+        self.mail = Mail.make(device, users)
+        self._users = users
+        self._stride = self.mail.letters.stride(0)
+        self._scores = struct.Struct(f"={WORDS + users}q{users + 1}i")
+        """A letter that names trays."""
         self._words = self.mail.letters.numpy().reshape(-1).data
         """Of all letters, one behind the other: several times as fast to read and write as an array."""
+        self._bytes = self._words.cast("B")
         self._posted = 0
         self._under_way: list[Posted | None] = [None] * LETTERS
         """Whose each letter is, until its replay is known to have ended."""
@@ -23,18 +33,31 @@ class Mailbox:
         """Whether the next letter may still be unread."""
         return self._under_way[self._posted % LETTERS] is not None
 
-    def post(self, inputs: int, scores: int = 0) -> "Posted":
-        """Write the letter of the next replay: addresses in pinned memory. The box must not be full.
+    def post(self, inputs: int) -> "Posted":
+        """Write the letter of the next append: an address in pinned memory. The box must not be full.
 
         `Posted.over` must follow its end.
         """
         number = self._posted % LETTERS
-        begin = number * WORDS
-        self._words[begin + INPUTS] = inputs
-        self._words[begin + SCORES] = scores
+        self._words[number * self._stride + INPUTS] = inputs
+        return self._sent(number)
+
+    def post_scores(self, trays: Sequence[int], rows: Sequence[int], scores: int) -> "Posted":
+        """The same of scores: addresses of trays in pinned memory, how many rows each has, and where theirs go."""
+        number, nobody = self._posted % LETTERS, (0,) * (self._users - len(trays))
+        starts = list(itertools.accumulate(rows, initial=0))
+        words = 0, scores, 0, 0, *trays, *nobody, *starts, *starts[-1:] * len(nobody)
+        self._scores.pack_into(self._bytes, 8 * number * self._stride, *words)
+        return self._sent(number)
+
+    def _sent(self, number: int) -> "Posted":
         self._posted += 1
         self._under_way[number] = posted = Posted(self, number)
         return posted
+
+    def word(self, number: int, place: int) -> int:
+        """What this letter says there."""
+        return self._words[number * self._stride + place]
 
     def settle(self) -> None:
         """All replays have ended: note their times, so that their letters can be used again."""
@@ -64,11 +87,11 @@ class Posted:
     @property
     def began(self) -> int:
         """Nanoseconds on the device's clock, once the replay has ended."""
-        return self.noted[0] if self.noted is not None else self._box._words[self.number * WORDS + BEGAN]
+        return self.noted[0] if self.noted is not None else self._box.word(self.number, BEGAN)
 
     @property
     def ended(self) -> int:
-        return self.noted[1] if self.noted is not None else self._box._words[self.number * WORDS + ENDED]
+        return self.noted[1] if self.noted is not None else self._box.word(self.number, ENDED)
 
     def over(self) -> None:
         """Its replay has ended, and its times were read."""

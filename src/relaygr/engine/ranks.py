@@ -292,7 +292,9 @@ class Ranks:
     def _attach(self, rank: Rank, prefix: Prefix, build: Build | None) -> None:
         """This is what the rank scores on: pin it."""
         pages = prefix.pages
-        rank.row = ScoreRow(rank.candidates, rank.request, prefix.length, prefix.tokens, pages, prefix.listed)
+        row = ScoreRow(rank.candidates, rank.request, prefix.length, prefix.tokens, pages, prefix.listed)
+        lay = rank.served.lay
+        rank.row = row if lay is None else lay(row)
         rank.epoch, rank.build = prefix.lineage.epoch, build
         rank.lease = self._tier.pool.lease(rank.user, pages)
 

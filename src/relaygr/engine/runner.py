@@ -1,6 +1,7 @@
 """How steps and copies run on the device that holds the pages: the seam inside the torch executor."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -8,6 +9,8 @@ import numpy.typing as npt
 
 from relaygr.engine.hot_rows import HotRowCache
 from relaygr.engine.step import PageCopy, Progress, Served, Step, StepResult
+from relaygr.model import RankingModel
+from relaygr.model.batch import ScoreRow
 
 __all__ = ["Runner", "split_scores"]
 
@@ -23,6 +26,10 @@ class Runner(Protocol):
 
         `hot`: of a model whose table lies in host memory, what the device holds of it.
         """
+        ...
+
+    def laying(self, model: RankingModel) -> Callable[[ScoreRow], ScoreRow] | None:
+        """`Served.lay` of this model."""
         ...
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]": ...

@@ -1,9 +1,9 @@
-"""A step's inputs, laid out in pinned memory before anything of it is launched, and where its scores come out."""
+"""A step's inputs, in pinned memory before anything of it is launched, and where its scores come out."""
 
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,10 @@ from relaygr.engine.step import Step
 from relaygr.history import PAGE
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
 from relaygr.model.batch import AppendRow, ScoreRow
+from relaygr.model.config import ModelConfig
 from relaygr.model.packed import BatchShape, Packed
 
 __all__ = ["Out", "Staged", "Staging"]
-
-Row = TypeVar("Row", AppendRow, ScoreRow)
 
 _LONGEST: Final = max(bucket.rows for bucket in APPEND_BUCKETS)
 """Tokens of one append that a captured launch takes."""
@@ -69,24 +68,22 @@ class Out:
 
 
 class Staging:
-    """Pinned buffers, used again when the step they were taken for has ended; room for scores, when nobody holds any of
-    them, too."""
+    """Pinned buffers for appends, used again when the step they were taken for has ended; room for scores, when nobody
+    holds any of them, too."""
 
     def __init__(self, longest: int) -> None:
         """`longest`: pages of a user at most."""
         self._longest = longest
-        self._inputs: dict[tuple[Bucket, int | None], list[Packed]] = {}
+        self._appends: dict[Bucket, list[Packed]] = {}
         self._outputs: deque[Out] = deque()
 
-    def take(self, bucket: Bucket, features: int | None) -> Packed:
-        """For candidates with so many dense features each; None for tokens of histories."""
-        free = self._inputs.get((bucket, features))
-        if free:
-            return free.pop()
-        return Packed.empty(bucket.shape(self._longest, features), pinned=torch.cuda.is_available())
+    def take(self, bucket: Bucket) -> Packed:
+        """For appends."""
+        free = self._appends.get(bucket)
+        return free.pop() if free else _own(bucket.shape(self._longest, None))
 
     def give(self, bucket: Bucket, packed: Packed) -> None:
-        self._inputs.setdefault((bucket, packed.shape.features), []).append(packed)
+        self._appends.setdefault(bucket, []).append(packed)
 
     def take_out(self, rows: int, tasks: int) -> Out:
         """At least so many rows. Of those that are there, what is too small is let go of."""
@@ -103,68 +100,103 @@ class Staging:
             self._outputs.append(out)
 
 
-class StagedGroup(NamedTuple, Generic[Row]):
-    """Rows that run together, appends or scores, and their inputs."""
+class StagedAppends(NamedTuple):
+    """Appends that run together, and their inputs."""
 
-    members: Sequence[int]
     bucket: Bucket | None
     total: int
     packed: Packed
-    rows: list[Row]
+    rows: list[AppendRow]
+
+
+class StagedScores(NamedTuple):
+    """Scores that run together: replayed where they have a bucket, and then laid out each by itself, else packed."""
+
+    bucket: Bucket | None
+    total: int
+    packed: Packed | None
+    rows: list[ScoreRow]
+    counts: list[int]
+    """Candidates of each row."""
+    trays: list[int]
+    """Addresses of what each is laid on."""
 
 
 class Staged:
     """All of a step. Nothing here touches the device.
 
-    Groups of rows that a captured launch takes lie in buffers of its bucket; others in buffers of their own. They run
-    in their order: what is cut from a long append runs in rounds, one piece of each append in a round, the last pieces
-    of all appends, and those that were not cut, in the last.
+    Appends that a captured launch takes lie in buffers of its bucket, scores on trays, most since their ranks came, and
+    other groups in buffers of their own. They run in their order: what is cut from a long append runs in rounds, one
+    piece of each append in a round, the last pieces of all appends, and those that were not cut, in the last.
     """
 
-    def __init__(self, step: Step, staging: Staging, *, captured: bool) -> None:
-        """`captured`: whether the model's launches are, so that groups have buckets where some bucket takes them."""
-        model = step.served.model
+    def __init__(self, step: Step, staging: Staging) -> None:
+        """Groups have buckets where the model's launches are captured and some bucket takes them."""
+        model, lay = step.served.model, step.served.lay
         assert isinstance(model, RankingModel)
-        config = model.config
+        config, captured = model.config, lay is not None
         self._staging = staging
         self._taken: list[tuple[Bucket, Packed]] = []
         self._out: Out | None = None
         self._lent: list[npt.NDArray[np.float32]] | None = None
-        self.appends: list[StagedGroup[AppendRow]] = []
-        self.scores: list[StagedGroup[ScoreRow]] = []
+        self.appends: list[StagedAppends] = []
+        self.scores: list[StagedScores] = []
         self.replayed = bool(step.scores)
         """Whether all of it is captured, and ends with scores."""
         for rows in _rounds(step.appends, step.served.grain) if captured else [step.appends]:
             new = tuple([row.high - row.low for row in rows])
             for members, bucket in append_groups(config.family, new) if captured else _all_of(new):
                 appends = [rows[index] for index in members]
-                packed = self._room(bucket, None) or _own(AppendBatch.shape(appends))
+                packed = self._room(bucket, appends)
                 AppendBatch.fill(packed, config, appends)
                 total = sum([new[index] for index in members])
-                self.appends.append(StagedGroup(members, bucket, total, packed, appends))
+                self.appends.append(StagedAppends(bucket, total, packed, appends))
         counts = tuple([len(row.candidates.kept) for row in step.scores])
         found = score_groups(config.family, counts) if captured else ScoreGroups.of(_all_of(counts), counts)
         groups, self._places, self._total = found
-        features = config.request_features + config.candidate_features
         for members, bucket in groups:
-            scores = [step.scores[index] for index in members]
-            packed = self._room(bucket, features) or _own(ScoreBatch.shape(config, scores))
-            total = ScoreBatch.fill(packed, config, scores)
-            self.scores.append(StagedGroup(members, bucket, total, packed, scores))
+            scores, numbers = [step.scores[index] for index in members], [counts[index] for index in members]
+            if bucket is None or lay is None:
+                self.scores.append(self._packed(config, scores, numbers))
+            else:
+                self.scores.append(self._laid(lay, bucket, scores, numbers))
 
-    def _room(self, bucket: Bucket | None, features: int | None) -> Packed | None:
+    def _packed(self, config: ModelConfig, rows: list[ScoreRow], counts: list[int]) -> StagedScores:
+        self.replayed = False
+        packed = _own(ScoreBatch.shape(config, rows))
+        ScoreBatch.fill(packed, config, rows)
+        return StagedScores(None, sum(counts), packed, rows, counts, [])
+
+    def _laid(
+        self, lay: Callable[[ScoreRow], ScoreRow], bucket: Bucket, rows: list[ScoreRow], counts: list[int]
+    ) -> StagedScores:
+        trays = [row.laid.address for row in rows if row.laid is not None]
+        if len(trays) < len(rows):
+            rows = [row if row.laid is not None else lay(row) for row in rows]
+            trays = [row.laid.address for row in rows if row.laid is not None]
+            if len(trays) < len(rows):
+                raise RuntimeError("there is no memory to lay out what is to be scored")
+        return StagedScores(bucket, sum(counts), None, rows, counts, trays)
+
+    def _room(self, bucket: Bucket | None, rows: list[AppendRow]) -> Packed:
         """A buffer that captured launches read, if it is for one."""
         if bucket is None:
             self.replayed = False
-            return None
-        packed = self._staging.take(bucket, features)
+            return _own(AppendBatch.shape(rows))
+        packed = self._staging.take(bucket)
         self._taken.append((bucket, packed))
         return packed
 
     def ids(self) -> npt.NDArray[np.int32]:
         """Rows of the table that the step reads."""
-        appended = [group.packed.tokens[: group.total, 0] for group in self.appends]
-        return torch.cat([*appended, *(group.packed.items[: group.total] for group in self.scores)]).numpy()
+        ids = [group.packed.tokens[: group.total, 0].numpy() for group in self.appends]
+        for group in self.scores:
+            if group.packed is not None:
+                ids.append(group.packed.items[: group.total].numpy())
+            else:
+                laid = zip(group.rows, group.counts, strict=True)
+                ids += [row.laid.tray.items[:count] for row, count in laid if row.laid is not None]
+        return np.concatenate(ids)
 
     def take_out(self, tasks: int) -> Out:
         """Where the scores of all groups go, one behind the other."""

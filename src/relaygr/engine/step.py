@@ -61,6 +61,9 @@ class Served:
     grain: int = PAGE
     """Tokens, whole pages of them, that an append of it keeps all of the device busy with: behind many others, a little
     more than a multiple takes nearly as long as the next."""
+    lay: Callable[[ScoreRow], ScoreRow] | None = None
+    """The same row, laid out for the device: called as soon as it is known what a rank scores on, if there is anything
+    to lay out, so that the step that scores it has less to do. A row may be launched without."""
 
 
 class Step(NamedTuple):

@@ -85,13 +85,13 @@ def embed_candidate_rows(
 def head_rows(
     x, norm_weight, norm_bias, weight, bias, out, limit, letters, state, rows, eps,
     DIM: tl.constexpr, PADDED: tl.constexpr, TASKS: tl.constexpr, LINES: tl.constexpr, LIMITED: tl.constexpr,
-    MAILED: tl.constexpr, PROGRAMS: tl.constexpr, TIMED: tl.constexpr,
+    MAILED: tl.constexpr, PROGRAMS: tl.constexpr, LETTER: tl.constexpr, TIMED: tl.constexpr,
 ):  # fmt: skip
     """LN(x)·W + b of LINES rows. MAILED: to where the next letter says."""
     if LIMITED:
         rows = tl.load(limit)
     if MAILED:
-        letter, out = recipient(letters, state, PROGRAMS)
+        letter, out = recipient(letters, state, PROGRAMS, LETTER)
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)
     dim = tl.arange(0, PADDED)
     inside = row < rows
@@ -164,6 +164,7 @@ def head(
             None if mail is None else mail.state, rows, eps,
             DIM=dim, PADDED=triton.next_power_of_2(dim), TASKS=tasks, LINES=_LINES, LIMITED=limit is not None,
             MAILED=mail is not None, PROGRAMS=programs if mail is not None else 1,
+            LETTER=0 if mail is None else mail.letters.stride(0),
             TIMED=has_tanh(x.device), num_warps=4,
         )  # fmt: skip
     return out

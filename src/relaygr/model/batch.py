@@ -14,9 +14,10 @@ from relaygr.kernels.ragged import PageList
 from relaygr.model.candidates import Candidates
 from relaygr.model.config import ModelConfig
 from relaygr.model.packed import BatchShape, Packed
-from relaygr.model.tokens import position_row, write_history_tokens, write_item_rows
+from relaygr.model.tokens import position_row, write_dense, write_history_tokens, write_item_rows
+from relaygr.model.tray import Laid
 
-__all__ = ["AppendBatch", "AppendRow", "ScoreBatch", "ScoreRow"]
+__all__ = ["AppendBatch", "AppendRow", "ScoreBatch", "ScoreRow", "listed"]
 
 
 class AppendRow(NamedTuple):
@@ -46,6 +47,8 @@ class ScoreRow(NamedTuple):
     pages: PageList
     listed: bytes | None = None
     """The pages as the device reads them, int32, where somebody keeps them so: they need not be converted."""
+    laid: Laid | None = None
+    """Where all this is laid out for a captured launch, if it is."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class AppendBatch:
     def fill(packed: Packed, config: ModelConfig, rows: Sequence[AppendRow]) -> None:
         """Write these rows; there must be room for them."""
         packed.place(
-            [row.high - row.low for row in rows], [row.low for row in rows], _listed([row.pages for row in rows])
+            [row.high - row.low for row in rows], [row.low for row in rows], [listed(row.pages) for row in rows]
         )
         tokens = packed.tokens_of(sum(row.high - row.low for row in rows))
         write_history_tokens(config, [(row.history, row.context, row.low, row.high) for row in rows], tokens)
@@ -111,28 +114,22 @@ class ScoreBatch:
     @staticmethod
     def fill(packed: Packed, config: ModelConfig, rows: Sequence[ScoreRow]) -> int:
         """Write these rows; there must be room for them. Returns how many candidates they have."""
-        candidates, _, positions, cached, pages, listed = zip(*rows, strict=True)
+        candidates, _, positions, cached, pages, told, _ = zip(*rows, strict=True)
         items = [each.kept for each in candidates]
         counts = list(map(len, items))
-        packed.place(counts, cached, _listed(pages) if None in listed else listed, list(map(position_row, positions)))
+        tables = list(map(listed, pages)) if None in told else told
+        packed.place(counts, cached, tables, list(map(position_row, positions)))
         total = sum(counts)
         places, dense = packed.candidates_of(total)
         write_item_rows(config, items, max([each.highest for each in candidates]), places)
         if dense is not None:
             begin = 0
             for row, count in zip(rows, counts, strict=True):
-                _write_dense(config, row, dense[begin : begin + count])
+                write_dense(config, row.candidates, row.request, dense[begin : begin + count])
                 begin += count
         return total
 
 
-def _listed(pages: Sequence[PageList]) -> list[bytes]:
+def listed(pages: PageList) -> bytes:
     """Pages as they are read, int32."""
-    return [np.asarray(each, np.int32).tobytes() for each in pages]
-
-
-def _write_dense(config: ModelConfig, row: ScoreRow, out: npt.NDArray[np.float32]) -> None:
-    """The request's features, then the candidate's; zeros where not given."""
-    split = config.request_features
-    out[:, :split] = 0.0 if row.request is None else row.request
-    out[:, split:] = 0.0 if row.candidates.features is None else row.candidates.features
+    return np.asarray(pages, np.int32).tobytes()

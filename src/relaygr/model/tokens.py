@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relaygr.history import History
+from relaygr.model.candidates import Candidates
 from relaygr.model.config import MAX_CONTEXT, ModelConfig
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "position_row",
     "table_row",
     "table_rows",
+    "write_dense",
     "write_history_tokens",
     "write_item_rows",
 ]
@@ -170,6 +172,15 @@ def write_item_rows(
     is one call, since it is in the way of every step."""
     rows = items if highest < config.items else [table_row(each.astype(np.int64), config.items) for each in items]
     np.concatenate(rows, out=out, casting="unsafe")
+
+
+def write_dense(
+    config: ModelConfig, candidates: Candidates, request: npt.NDArray[np.float32] | None, out: npt.NDArray[np.float32]
+) -> None:
+    """The request's features, then the candidate's; zeros where not given."""
+    split = config.request_features
+    out[:, :split] = 0.0 if request is None else request
+    out[:, split:] = 0.0 if candidates.features is None else candidates.features
 
 
 @functools.lru_cache(1 << 16)

@@ -1,0 +1,79 @@
+"""What a rank scores on is laid out once, and its tray is nobody else's for as long as somebody holds it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relaygr import Candidates
+from relaygr.engine.trays import Trays
+from relaygr.history import PAGE
+from relaygr.model import build_model
+from relaygr.model.batch import ScoreRow
+
+CONFIG = build_model("hstu", layers=1, dim=8, heads=1, items=500, seed=0, scale_length=1.0).config
+
+
+def row(count: int, pages: int = 1, first: int = 0) -> ScoreRow:
+    return ScoreRow(Candidates(np.arange(first, first + count)), None, 3, pages * PAGE, list(range(pages)))
+
+
+@given(st.lists(st.tuples(st.sampled_from((1, 100, 128, 129, 2048)), st.integers(0, 40)), max_size=100))
+def test_no_two_rows_that_are_held_lie_on_one_tray(rows: list[tuple[int, int]]) -> None:
+    trays, held = Trays(CONFIG, 2), dict[int, tuple[ScoreRow, int]]()
+    for number, (count, longer) in enumerate(rows):
+        held = {each: kept for each, kept in held.items() if kept[1] > number}
+        laid = trays.lay(row(count, first=number % 300))
+        held[number] = laid, number + longer
+        addresses = set()
+        for each, (kept, _) in held.items():
+            assert kept.laid is not None
+            addresses.add(kept.laid.address)
+            items = (np.arange(len(kept.candidates)) + each % 300).tolist()
+            assert kept.candidates.items.tolist() == items
+            below = [item for item in items if item < CONFIG.items]  # others are hashed
+            assert kept.laid.tray.items[: len(below)].tolist() == below
+        assert len(addresses) == len(held)
+
+
+def test_trays_are_used_again() -> None:
+    trays = Trays(CONFIG, 2)
+    addresses = set()
+    for _ in range(200):
+        laid = trays.lay(row(5)).laid
+        assert laid is not None
+        addresses.add(laid.address)
+        del laid
+    assert len(addresses) == 1
+
+
+def test_addresses_are_aligned_whatever_the_sizes() -> None:
+    for longest in range(1, 9):
+        trays = Trays(CONFIG, longest)
+        kept = [trays.lay(row(count, longest)) for count in (1, 129, 700) * 20]
+        assert all(each.laid is not None and each.laid.address % 16 == 0 for each in kept)
+
+
+def test_more_candidates_than_a_captured_launch_takes_are_not_laid_out() -> None:
+    given_row = row(2049)
+    assert Trays(CONFIG, 2).lay(given_row) is given_row
+
+
+def test_pages_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="take 12 bytes where there is room for 8"):
+        Trays(CONFIG, 2).lay(row(5, pages=3))
+
+
+def test_without_memory_to_pin_a_row_is_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trays, given_row = Trays(CONFIG, 2), row(5)
+
+    def no_memory(rows: int) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(trays, "_pin", no_memory)
+    assert trays.lay(given_row) is given_row
+    assert "out of memory" in caplog.text
+    monkeypatch.undo()
+    assert trays.lay(given_row).laid is not None
