@@ -19,6 +19,9 @@ EXTENSION = 16
 """New behaviours of a user who comes back."""
 PARTS = 5
 """Of the time of a load, told apart: hosts that are shared have slow seconds."""
+WARM_S = 0.3
+APART = 0.5
+"""As many times as long the load goes on, for phases that are timed apart."""
 
 
 def grown(draw: np.random.Generator, history: History) -> History:
@@ -73,17 +76,22 @@ async def closed_loop(
                 parts.append((phases.step_s() - spent_s) / (phases.steps - steps) * 1e6)
         return parts
 
-    for warm in (True, False):
-        lasts_s = 0.3 if warm else seconds
-        end = time.perf_counter() + lasts_s
+    async def load(lasts_s: float) -> tuple[list[float], float]:
+        """What the loop took over time, and how long all lasted."""
+        nonlocal end
+        end = (began := time.perf_counter()) + lasts_s
         taken.clear()
         paths.clear()
         phases.clear()
-        busy, began = engine.status().device_busy_s, time.perf_counter()
-        parts, *_ = await asyncio.gather(over_time(lasts_s), *(caller(number) for number in range(callers)))
-    wall = time.perf_counter() - began
+        parts = asyncio.create_task(over_time(lasts_s))
+        await asyncio.gather(*(caller(number) for number in range(callers)))
+        return await parts, time.perf_counter() - began
 
-    return {
+    phases.apart = False
+    await load(WARM_S)
+    busy = engine.status().device_busy_s
+    parts, wall = await load(seconds)
+    figures = {
         "mix": mix,
         "callers": callers,
         "requests_per_s": len(taken) / wall,
@@ -91,9 +99,14 @@ async def closed_loop(
         "p99_ms": percentile(taken, 99),
         "ranks_per_step": len(taken) / phases.steps,
         "device_busy": (engine.status().device_busy_s - busy) / wall,
-        "loop_us_per_step": phases.per_step(phases.wall_s),
-        "loop_cpu_us_per_step": phases.per_step(phases.cpu_s),
         "loop_cpu_us_per_step_over_time": parts,
         "loop_cpu_us_per_rank": phases.per_rank(phases.cpu_s),
         "paths": {path: count / len(taken) for path, count in paths.items()},
+    }
+    whole = {name: sum(phases.per_step(of).values()) for name, of in (("wall", phases.wall_s), ("cpu", phases.cpu_s))}
+    phases.apart = True
+    await load(APART * seconds)
+    return figures | {
+        "loop_us_per_step": phases.per_step(phases.wall_s) | {"all": whole["wall"]},
+        "loop_cpu_us_per_step": phases.per_step(phases.cpu_s) | {"all": whole["cpu"]},
     }
