@@ -34,7 +34,8 @@ LONGEST = 2
 def test_groups_hold_every_row_once_and_fit_their_bucket(rows: list[int]) -> None:
     groups = grouped(SCORE_BUCKETS, tuple(rows))
     assert sorted(index for group in groups for index in group.members) == list(range(len(rows)))
-    for members, bucket in groups:
+    for members, bucket, each in groups:
+        assert each == tuple(rows[index] for index in members)
         if bucket is None:
             assert rows[members[0]] > max(each.rows for each in SCORE_BUCKETS)
         else:

@@ -15,7 +15,7 @@ def test_each_replay_has_the_next_letter_and_finds_its_times_there() -> None:
     for number, letter in enumerate(letters):
         assert box.mail.letters[number, INPUTS] == 100 + number
         box.mail.letters[number, BEGAN], box.mail.letters[number, ENDED] = 7 + number, 9 + 2 * number
-        assert (letter.began, letter.ended) == (7 + number, 9 + 2 * number)
+        assert letter.times == (7 + number, 9 + 2 * number)
 
 
 def test_letters_of_scores_name_trays_and_where_the_rows_of_each_begin() -> None:
@@ -23,7 +23,7 @@ def test_letters_of_scores_name_trays_and_where_the_rows_of_each_begin() -> None
     box.post_scores((70, 80), (5, 2), 900)
     letter = box.post_scores((10, 20, 30), (1, 2, 3), 901)
     box.mail.letters[1, BEGAN], box.mail.letters[1, ENDED] = 7, 9
-    assert (letter.began, letter.ended) == (7, 9)
+    assert letter.times == (7, 9)
     words = box.mail.letters.numpy()
     assert words[:2, SCORES].tolist() == [900, 901]
     assert words[:2, WORDS : WORDS + 3].tolist() == [[70, 80, 0], [10, 20, 30]]
@@ -59,7 +59,7 @@ def test_times_are_those_of_the_replay_even_when_its_letter_was_used_again() -> 
             box.settle()
         letters.append(box.post(number))
         box.mail.letters[number % LETTERS, BEGAN], box.mail.letters[number % LETTERS, ENDED] = number, number + 1
-    assert [(letter.began, letter.ended) for letter in letters] == [(n, n + 1) for n in range(3 * LETTERS)]
+    assert [letter.times for letter in letters] == [(n, n + 1) for n in range(3 * LETTERS)]
     for letter in letters[:-1]:
         letter.over()
     assert not box.full
@@ -74,7 +74,7 @@ def test_times_outlive_a_launch_that_failed() -> None:
     box.forget()
     box.post(2)
     box.mail.letters[0, BEGAN], box.mail.letters[0, ENDED] = 7, 8
-    assert (ran.began, ran.ended) == (5, 6)
+    assert ran.times == (5, 6)
 
 
 def test_after_a_launch_that_failed_both_sides_begin_anew() -> None:

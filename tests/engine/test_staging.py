@@ -129,7 +129,7 @@ def test_what_is_not_captured_is_staged_as_it_is() -> None:
     held = staged(step([5, 600], appends=2), Staging(4), captured=False)
     (scores,), (appends,) = held.scores, held.appends
     assert scores.packed is not None
-    assert (scores.bucket, scores.packed.shape.rows, scores.counts, scores.trays) == (None, 605, [5, 600], [])
+    assert (scores.bucket, scores.packed.shape.rows, scores.counts, scores.trays) == (None, 605, (5, 600), [])
     assert (appends.bucket, appends.packed.shape.rows) == (None, 21)
 
 

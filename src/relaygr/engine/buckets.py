@@ -70,6 +70,8 @@ class Group(NamedTuple):
 
     members: Sequence[int]
     bucket: Bucket | None
+    rows: tuple[int, ...]
+    """How many each member has."""
 
 
 class ScoreGroups(NamedTuple):
@@ -107,7 +109,8 @@ def grouped(buckets: tuple[Bucket, ...], rows: tuple[int, ...]) -> tuple[Group, 
     while order:
         most = max((bucket.users for bucket in buckets if bucket.rows >= rows[order[0]]), default=0)
         members, order = tuple(order[: most or 1]), order[most or 1 :]
-        groups.append(Group(members, _bucket_for(buckets, len(members), rows[members[0]])))
+        bucket = _bucket_for(buckets, len(members), rows[members[0]])
+        groups.append(Group(members, bucket, tuple(rows[member] for member in members)))
     return tuple(groups)
 
 

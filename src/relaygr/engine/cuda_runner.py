@@ -128,7 +128,7 @@ class CudaRunner:
             if spoiled is not None and spoiled.item():
                 raise PageSpoiled("a page does not hold what was written to it")
             if began is None:
-                seconds = max(posted[-1].ended - posted[0].began, 0) / 1e9
+                seconds = max(posted[-1].times[1] - posted[0].times[0], 0) / 1e9
             else:
                 seconds = began.elapsed_time(ended) / 1e3
             return StepResult(staged.results(), seconds)

@@ -56,7 +56,8 @@ class Device:
         """When the first of them was begun."""
         self._launching_s = 0.0
         """How long the longest launch of late took, laying out its inputs included."""
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Event | None = None
+        """Whether something has ended, where somebody waits for that."""
 
     @property
     def steps(self) -> int:
@@ -98,7 +99,8 @@ class Device:
                 self._began = self._clock.now()
             del self._steps[number]
             self._tell(features, predicted_s, ended, future)
-            self._changed.set()
+            if self._changed is not None:
+                self._changed.set()
 
         try:
             future = self._executor.launch(step)
@@ -138,7 +140,8 @@ class Device:
         def finished(future: "asyncio.Future[float]") -> None:
             self.copies -= 1
             told(future)
-            self._changed.set()
+            if self._changed is not None:
+                self._changed.set()
 
         try:
             future = self._executor.copy(copy)
@@ -148,6 +151,7 @@ class Device:
 
     async def drained(self) -> None:
         """Wait until nothing is in flight."""
+        self._changed = asyncio.Event()
         while self._steps or self.copies:
             self._changed.clear()
             await self._changed.wait()

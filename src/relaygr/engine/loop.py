@@ -253,19 +253,16 @@ class EngineLoop:
     # ---- launch
 
     def _launch(self, plan: Plan) -> None:
-        appends = [
-            AppendRow(build.history, build.context, low, high, build.prefix.pages) for build, low, high in plan.appends
-        ]
-        copies = []
+        appends, copies = [], []
+        for build, low, high in plan.appends:
+            appends.append(AppendRow(build.history, build.context, low, high, build.prefix.pages))
         for build, high in plan.ends.items():
             if build.page_copy is not None:
                 copies.append(build.page_copy)
             self.builds.launched(build, high)
             if build.all_launched:
                 self._whole(build)
-        scores = self.ranks.launched(plan.scores)
-        builds = [rank.build for rank in plan.scores if rank.build is not None]
-        reloads = [build.reload for build in builds if build.reload is not None]
+        scores, reloads = self.ranks.launched(plan.scores)
         features = CostModel.features(
             [(row.high - row.low, row.low) for row in appends],
             [rank.load for rank in plan.scores],
@@ -284,25 +281,23 @@ class EngineLoop:
         """A launched step has ended, in the order of launches; without a result it failed."""
         if result is not None and len(result.scores) != len(plan.scores):
             raise RuntimeError(f"the device has scores of {len(result.scores)} ranks where {len(plan.scores)} were run")
-        if isinstance(error, PageSpoiled):
+        if error is not None and isinstance(error, PageSpoiled):
             for user in {build.prefix.user for build, _, _ in plan.appends} | {rank.user for rank in plan.scores}:
                 self.tier.drop(user)
                 self.host.drop(user)
                 self.write_back.forget(user)
-        if result is not None:
+        if result is not None and plan.appends:
             self.pre_infer_busy_s += result.seconds * self._pre_infer_part(plan)
         for build, high in plan.ends.items():
             self.builds.ran(build, high, well=result is not None)
-        for rank in plan.scores:
-            if result is None or (rank.build is not None and rank.build.state is not BuildState.DONE):
-                self.ranks.again(rank)
         if result is not None:
             self.ranks.scored(plan.scores, result.scores, result.seconds)
+        else:
+            for rank in plan.scores:
+                self.ranks.again(rank)
 
     def _pre_infer_part(self, plan: Plan) -> float:
         """The share of a step that was pre-inference, by predicted time."""
-        if not any(build.pre_infer for build, _, _ in plan.appends):
-            return 0.0
         appends = [(build.pre_infer, self.cost.append_s(high - low, low)) for build, low, high in plan.appends]
         whole = sum(cost for _, cost in appends) + sum(rank.cost_s for rank in plan.scores)
         return sum(cost for pre_infer, cost in appends if pre_infer) / whole if whole else 1.0

@@ -55,15 +55,16 @@ class Mailbox:
         self._under_way[number] = posted = Posted(self, number)
         return posted
 
-    def word(self, number: int, place: int) -> int:
-        """What this letter says there."""
-        return self._words[number * self._stride + place]
+    def times(self, number: int) -> tuple[int, int]:
+        """When the replay of this letter began and ended, as the device noted it."""
+        begin = number * self._stride
+        return self._words[begin + BEGAN], self._words[begin + ENDED]
 
     def settle(self) -> None:
         """All replays have ended: note their times, so that their letters can be used again."""
         for posted in self._under_way:
             if posted is not None:
-                posted.noted = posted.began, posted.ended
+                posted.noted = posted.times
         self._under_way = [None] * LETTERS
 
     def forget(self) -> None:
@@ -85,13 +86,9 @@ class Posted:
         self._box = box
 
     @property
-    def began(self) -> int:
-        """Nanoseconds on the device's clock, once the replay has ended."""
-        return self.noted[0] if self.noted is not None else self._box.word(self.number, BEGAN)
-
-    @property
-    def ended(self) -> int:
-        return self.noted[1] if self.noted is not None else self._box.word(self.number, ENDED)
+    def times(self) -> tuple[int, int]:
+        """Nanoseconds on the device's clock: when its replay began and ended, once it has."""
+        return self._box.times(self.number) if self.noted is None else self.noted
 
     def over(self) -> None:
         """Its replay has ended, and its times were read."""

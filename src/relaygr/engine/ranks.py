@@ -22,8 +22,9 @@ from relaygr.engine.builds import Builds
 from relaygr.engine.cost import CostModel
 from relaygr.engine.device import Device
 from relaygr.engine.outcomes import Path, Ranked, Timings
+from relaygr.engine.step import PageCopy
 from relaygr.engine.waits import Waits
-from relaygr.engine.work import Build, PreInfer, Rank
+from relaygr.engine.work import Build, BuildState, PreInfer, Rank
 from relaygr.errors import DeadlineExceeded, HistoryNeeded, Overloaded, Unavailable
 from relaygr.history import KnownHistory
 from relaygr.model.batch import ScoreRow
@@ -221,33 +222,39 @@ class Ranks:
         else:
             self.resolve(rank)
 
-    def launched(self, ranks: Sequence[Rank]) -> list[ScoreRow]:
-        """The step that scores them is launched now: what of each it is to score."""
-        now, ready, rows = self._clock.now(), self.ready, []
+    def launched(self, ranks: Sequence[Rank]) -> tuple[list[ScoreRow], list[PageCopy]]:
+        """The step that scores them is launched now: what of each it is to score, and what of that is still copied."""
+        now, ready = self._clock.now(), self.ready
+        rows, reloads = [], []
         for rank in ranks:
             del ready[rank]
             rank.launched = now
             assert rank.row is not None
             rows.append(rank.row)
-        return rows
+            if rank.build is not None and rank.build.reload is not None:
+                reloads.append(rank.build.reload)
+        return rows, reloads
 
     def scored(self, ranks: Sequence[Rank], scores: Sequence[npt.NDArray[np.float32]], seconds: float) -> None:
-        """Answer with what the device computed, in a step that took so long; but for ranks that begin `again`."""
+        """Answer with what the device computed, in a step that took so long; ranks whose build failed begin again."""
         now, score_ms, paths = self._clock.now(), seconds * 1e3, self.paths
         new = tuple.__new__  # half of what the classes themselves take: this is in the way of every step
         leases = []
         for rank, values in zip(ranks, scores, strict=True):
+            build = rank.build
+            if build is not None and build.state is not BuildState.DONE:
+                self.again(rank)
+                continue
             launched, future, row, lease = rank.launched, rank.future, rank.row, rank.lease
-            if launched is None:
-                continue  # it begins again
             if not future.done():
                 assert row is not None
+                assert launched is not None
                 arrived, path = rank.arrived, rank.path
                 paths[path] += 1
                 timings = new(Timings, ((now - arrived) * 1e3, (launched - arrived) * 1e3, score_ms))
                 future.set_result(new(Ranked, (values, path, row.position, rank.epoch, timings)))
                 rank.scored = True
-            if rank.build is None and lease is not None:  # it waits in no list
+            if build is None and lease is not None:  # it waits in no list
                 leases.append(lease)
                 rank.lease = None
             else:

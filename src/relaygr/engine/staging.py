@@ -115,8 +115,8 @@ class StagedScores(NamedTuple):
     bucket: Bucket | None
     total: int
     packed: Packed | None
-    rows: list[ScoreRow]
-    counts: list[int]
+    rows: Sequence[ScoreRow]
+    counts: Sequence[int]
     """Candidates of each row."""
     trays: list[int]
     """Addresses of what each is laid on."""
@@ -145,34 +145,33 @@ class Staged:
         """Whether all of it is captured, and ends with scores."""
         for rows in _rounds(step.appends, step.served.grain) if captured else [step.appends]:
             new = tuple([row.high - row.low for row in rows])
-            for members, bucket in append_groups(config.family, new) if captured else _all_of(new):
+            for members, bucket, each in append_groups(config.family, new) if captured else _all_of(new):
                 appends = [rows[index] for index in members]
                 packed = self._room(bucket, appends)
                 AppendBatch.fill(packed, config, appends)
-                total = sum([new[index] for index in members])
-                self.appends.append(StagedAppends(bucket, total, packed, appends))
+                self.appends.append(StagedAppends(bucket, sum(each), packed, appends))
         counts = tuple([len(row.candidates.kept) for row in step.scores])
         found = score_groups(config.family, counts) if captured else ScoreGroups.of(_all_of(counts), counts)
         groups, self._places, self._total = found
-        for members, bucket in groups:
-            scores, numbers = [step.scores[index] for index in members], [counts[index] for index in members]
+        for members, bucket, each in groups:
+            scores = step.scores if each == counts else [step.scores[index] for index in members]
             if bucket is None or lay is None:
-                self.scores.append(self._packed(config, scores, numbers))
+                self.scores.append(self._packed(config, scores, each))
             else:
-                self.scores.append(self._laid(lay, bucket, scores, numbers))
+                self.scores.append(self._laid(lay, bucket, scores, each))
 
-    def _packed(self, config: ModelConfig, rows: list[ScoreRow], counts: list[int]) -> StagedScores:
+    def _packed(self, config: ModelConfig, rows: Sequence[ScoreRow], counts: Sequence[int]) -> StagedScores:
         self.replayed = False
         packed = _own(ScoreBatch.shape(config, rows))
         ScoreBatch.fill(packed, config, rows)
         return StagedScores(None, sum(counts), packed, rows, counts, [])
 
     def _laid(
-        self, lay: Callable[[ScoreRow], ScoreRow], bucket: Bucket, rows: list[ScoreRow], counts: list[int]
+        self, lay: Callable[[ScoreRow], ScoreRow], bucket: Bucket, rows: Sequence[ScoreRow], counts: Sequence[int]
     ) -> StagedScores:
         trays = [row.laid.address for row in rows if row.laid is not None]
         if len(trays) < len(rows):
-            rows = [row if row.laid is not None else lay(row) for row in rows]
+            rows = [lay(row) if row.laid is None else row for row in rows]
             trays = [row.laid.address for row in rows if row.laid is not None]
             if len(trays) < len(rows):
                 raise RuntimeError("there is no memory to lay out what is to be scored")
@@ -271,4 +270,4 @@ def _own(shape: BatchShape) -> Packed:
 
 def _all_of(rows: Sequence[int]) -> Sequence[Group]:
     """In one group, where nothing is captured."""
-    return (Group(range(len(rows)), None),) if rows else ()
+    return (Group(range(len(rows)), None, tuple(rows)),) if rows else ()

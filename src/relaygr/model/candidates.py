@@ -30,7 +30,8 @@ class Candidates:
         own = integers("candidates", items, np.int64).copy()  # the caller may write to theirs, even now
         if not len(own):
             raise InvalidInput("candidates", "must not be empty")
-        self.highest = int(np.maximum.reduce(own.view(np.uint64)))
+        unsigned = own.view(np.uint64)
+        self.highest: int = unsigned.item(unsigned.argmax())  # a third of the time that `max` takes
         """Of the items: known here, so that whoever batches them need not look."""
         if self.highest > _HIGHEST:  # as unsigned ones, negative numbers are the highest
             at = int(own.argmin())
