@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from relaygr.history import PAGE, History, KnownHistory
 __all__ = ["Identity", "Lineage", "Prefix"]
 
 _DIGEST = 16
+_NO_CONTEXT: Final = xxhash.xxh3_128_digest(b"")
 
 
 class Lineage(NamedTuple):
@@ -33,7 +34,8 @@ class Lineage(NamedTuple):
 
     @classmethod
     def of(cls, version: str, epoch: int, context: npt.NDArray[np.int64], history: History | KnownHistory) -> Self:
-        return cls(version, epoch, xxhash.xxh3_128_digest(context.data), len(context), history.start)
+        digest = xxhash.xxh3_128_digest(context.data) if len(context) else _NO_CONTEXT
+        return cls(version, epoch, digest, len(context), history.start)
 
     def serves(self, wanted: "Lineage", accept_epochs: int) -> bool:
         """Whether a ψ of this lineage may stand for one of the wanted: equal, but for tables a little behind.

@@ -30,25 +30,23 @@ class Trays:
     def lay(self, row: ScoreRow) -> ScoreRow:
         """The same row, laid out; as it is where it has more candidates than a captured launch takes, or where there is
         no more memory to pin."""
-        count = len(row.candidates.kept)
-        for rows, free in self._free:
-            if count <= rows:
-                return self._lay(row, rows, free)
-        return row
-
-    def _lay(self, row: ScoreRow, rows: int, free: list[Tray]) -> ScoreRow:
-        if not free:
-            try:
-                free += self._pin(rows)
-            except RuntimeError as error:
-                _log.warning("no memory could be pinned for what ranks score on: %s", error)
-                return row
-        laid = Laid(free.pop(), free)
         candidates, request, position, tokens, pages, told, _ = row
-        if told is None:
-            told = listed(pages)
-        laid.tray.lay(self._config, candidates, request, position, tokens, told)
-        return ScoreRow(candidates, request, position, tokens, pages, told, laid)
+        count = len(candidates.kept)
+        for rows, free in self._free:
+            if count > rows:
+                continue
+            if not free:
+                try:
+                    free += self._pin(rows)
+                except RuntimeError as error:
+                    _log.warning("no memory could be pinned for what ranks score on: %s", error)
+                    return row
+            laid = Laid(free.pop(), free)
+            if told is None:
+                told = listed(pages)
+            laid.tray.lay(self._config, candidates, request, position, tokens, told)
+            return ScoreRow(candidates, request, position, tokens, pages, told, laid)
+        return row
 
     def _pin(self, rows: int) -> list[Tray]:
         features = self._config.request_features + self._config.candidate_features
