@@ -66,8 +66,7 @@ class TimedDevice(NoDevice):
         self._free_at = 0.0
 
     async def prepare(self, model: Model) -> Served:
-        lay = Trays(model.config, 2 * N // PAGE).lay
-        return replace(await super().prepare(model), lay=lay)
+        return replace(await super().prepare(model), laying=Trays(model.config, 2 * N // PAGE))
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
         loop = asyncio.get_running_loop()

@@ -1,12 +1,16 @@
 """What a rank scores on is laid out once, and its tray is nobody else's for as long as somebody holds it."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relaygr import Candidates
-from relaygr.engine.trays import Trays
+from relaygr.engine import trays as module
+from relaygr.engine.trays import _PATIENCE, Trays
 from relaygr.history import PAGE
 from relaygr.model import build_model
 from relaygr.model.batch import ScoreRow
@@ -23,7 +27,7 @@ def test_no_two_rows_that_are_held_lie_on_one_tray(rows: list[tuple[int, int]]) 
     trays, held = Trays(CONFIG, 2), dict[int, tuple[ScoreRow, int]]()
     for number, (count, longer) in enumerate(rows):
         held = {each: kept for each, kept in held.items() if kept[1] > number}
-        laid = trays.lay(row(count, first=number % 300))
+        laid = trays.ahead(row(count, first=number % 300))
         held[number] = laid, number + longer
         addresses = set()
         for each, (kept, _) in held.items():
@@ -40,7 +44,7 @@ def test_trays_are_used_again() -> None:
     trays = Trays(CONFIG, 2)
     addresses = set()
     for _ in range(200):
-        laid = trays.lay(row(5)).laid
+        laid = trays.ahead(row(5)).laid
         assert laid is not None
         addresses.add(laid.address)
         del laid
@@ -50,30 +54,56 @@ def test_trays_are_used_again() -> None:
 def test_addresses_are_aligned_whatever_the_sizes() -> None:
     for longest in range(1, 9):
         trays = Trays(CONFIG, longest)
-        kept = [trays.lay(row(count, longest)) for count in (1, 129, 700) * 20]
+        kept = [trays.ahead(row(count, longest)) for count in (1, 129, 700) * 20]
         assert all(each.laid is not None and each.laid.address % 16 == 0 for each in kept)
 
 
 def test_more_candidates_than_a_captured_launch_takes_are_not_laid_out() -> None:
     given_row = row(2049)
-    assert Trays(CONFIG, 2).lay(given_row) is given_row
+    assert Trays(CONFIG, 2).ahead(given_row) is given_row
 
 
 def test_pages_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="take 12 bytes where there is room for 8"):
-        Trays(CONFIG, 2).lay(row(5, pages=3))
+        Trays(CONFIG, 2).now(row(5, pages=3))
 
 
-def test_without_memory_to_pin_a_row_is_as_it_was(
+def test_without_memory_to_pin_rows_are_as_they_were_and_it_is_tried_again_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trays, given_row = Trays(CONFIG, 2), row(5)
+    asked = 0
 
-    def no_memory(rows: int) -> None:
+    def no_memory(*args: Any, **more: Any) -> None:
+        nonlocal asked
+        asked += 1
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(trays, "_pin", no_memory)
-    assert trays.lay(given_row) is given_row
-    assert "out of memory" in caplog.text
+    trays, given_row = Trays(CONFIG, 2), row(5)
+    monkeypatch.setattr(torch, "zeros", no_memory)
+    for _ in range(5):
+        assert trays.ahead(given_row) is trays.now(given_row) is given_row
+    assert asked == 1
+    assert caplog.text.count("out of memory") == 1
     monkeypatch.undo()
-    assert trays.lay(given_row).laid is not None
+    assert any(trays.ahead(given_row).laid is not None for _ in range(_PATIENCE))
+
+
+def test_ranks_that_wait_pin_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_AHEAD_BYTES", 1 << 20)
+    trays = Trays(CONFIG, 2)
+    waiting = [trays.ahead(row(2000)) for _ in range(200)]
+    laid = [each for each in waiting if each.laid is not None]
+    assert 0 < len(laid) < 128
+    assert trays._bytes <= 1 << 20
+    assert all(each.laid is None for each in waiting[len(laid) :])
+    assert trays.now(waiting[-1]).laid is not None
+
+
+@pytest.mark.parametrize("features", [0, 64])
+def test_no_more_is_pinned_at_once_than_takes_a_moment(features: int) -> None:
+    config = build_model(
+        "hstu", layers=1, dim=8, heads=1, items=500, seed=0, scale_length=1.0, candidate_features=features
+    ).config
+    trays = Trays(config, 300)
+    assert trays.now(row(2048)).laid is not None
+    assert trays._bytes <= 2 << 20

@@ -101,7 +101,7 @@ def test_scores_are_collected_from_the_trays_that_their_letter_names(
             asked = draw.normal(size=request_features).astype(np.float32) if draw.random() < 0.7 else None
             candidates = Candidates(draw.integers(0, 900 if draw.random() < 0.5 else 2**40, count), given)
             pages = draw.integers(0, 5000, -(-tokens // PAGE))
-            rows.append(trays.lay(ScoreRow(candidates, asked, tokens // 2, tokens, pages)))
+            rows.append(trays.now(ScoreRow(candidates, asked, tokens // 2, tokens, pages)))
         counts = [len(row.candidates) for row in rows]
         box.post_scores([row.laid.address for row in rows if row.laid is not None], counts, 4242)
         collect(box.mail, where)

@@ -35,7 +35,6 @@ from relaygr.engine.step import Direction, PageCopy, PageSpoiled, Progress, Serv
 from relaygr.engine.trays import Trays
 from relaygr.kernels.select import replayable
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
-from relaygr.model.batch import ScoreRow
 
 __all__ = ["CudaRunner"]
 
@@ -74,16 +73,16 @@ class CudaRunner:
         """The next poll, where it is not due at once."""
         self._canary = Canary(pages, len(host.pages)) if canary else None
 
-    def laying(self, model: RankingModel) -> Callable[[ScoreRow], ScoreRow] | None:
-        return Trays(model.config, self._longest).lay if replayable(model.stack.attention) else None
+    def laying(self, model: RankingModel) -> Trays | None:
+        return Trays(model.config, self._longest) if replayable(model.stack.attention) else None
 
     def serve(self, served: Served, hot: HotRowCache | None, progress: Progress) -> None:
         model = served.model
         assert isinstance(model, RankingModel)
         graphs = None
-        if served.lay is not None:
+        if served.laying is not None:
             with torch.cuda.device(self._device):
-                graphs = Graphs(model, self.pages, self._longest, served.lay)
+                graphs = Graphs(model, self.pages, self._longest, served.laying)
                 graphs.capture(lambda done, of: progress("launches captured", done, of))
         with self._lock:
             self._prepared[served] = _Prepared(graphs, hot)
@@ -201,7 +200,8 @@ class CudaRunner:
         for group in staged.scores:
             if group.bucket is not None and graphs is not None:
                 posted.append(graphs.score(group.bucket, group.trays, group.counts, out.address(begin), arrivals))
-            elif group.packed is not None:
+            else:
+                assert group.packed is not None
                 batch = ScoreBatch.of(group.packed.to(self._device), group.rows)
                 scores = model.score(batch, self.pages, lambda layer: self._await(arrivals, layer))
                 out.scores[begin : begin + group.total].copy_(scores[: group.total], non_blocking=True)
@@ -317,6 +317,10 @@ class _Flight:
                 self._future.set_exception(error)
         finally:
             self._over()
+            # An error holds the frames it went through, and they this: nothing here may hold it in turn, or what its
+            # step holds would stay.
+            self._error = None
+            del self._future, self
 
 
 def _passed(event: torch.cuda.Event) -> bool:

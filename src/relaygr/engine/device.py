@@ -107,6 +107,7 @@ class Device:
         except Exception as error:  # a device that does not even take the work
             future = _failed(error)
         future.add_done_callback(finished)
+        del future  # an error of it holds this frame
         self._launching_s = max(self._clock.now() - now, _FADES * self._launching_s)
 
     def _step_ended(
@@ -148,6 +149,7 @@ class Device:
         except Exception as error:
             future = _failed(error)
         future.add_done_callback(finished)
+        del future  # as above
 
     async def drained(self) -> None:
         """Wait until nothing is in flight."""

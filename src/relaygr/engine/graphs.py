@@ -12,6 +12,7 @@ import torch
 from relaygr.engine.buckets import Bucket, append_buckets, score_buckets
 from relaygr.engine.driver import free_stream, own_stream
 from relaygr.engine.mailbox import Mailbox, Posted
+from relaygr.engine.step import Laying
 from relaygr.history import PAGE
 from relaygr.kernels import Ragged
 from relaygr.kernels.mail import Inputs, collect, fetch
@@ -52,16 +53,14 @@ class Graphs:
     products keep writing to it when they are replayed, and the next model is captured while this one serves.
     """
 
-    def __init__(
-        self, model: RankingModel, pages: torch.Tensor, longest: int, lay: Callable[[ScoreRow], ScoreRow]
-    ) -> None:
-        """`longest`: pages of a user at most; `lay`: how what is scored is laid out."""
+    def __init__(self, model: RankingModel, pages: torch.Tensor, longest: int, laying: Laying) -> None:
+        """`longest`: pages of a user at most; `laying`: how what is scored is laid out."""
         self.seconds = 0.0
         self.bytes = 0
         self._model = model
         self._pages = pages
         self._longest = longest
-        self._lay = lay
+        self._laying = laying
         self._stream = own_stream(pages.device)
         self._features = model.config.request_features + model.config.candidate_features
         self._pool: Any = None
@@ -111,14 +110,7 @@ class Graphs:
 
     def _check(self, bucket: Bucket) -> None:
         """Replay scores of random rows, whole and by layers, and see what was fetched: it might be wrong unseen."""
-        config, draw, rows = self._model.config, np.random.default_rng(bucket), []
-        for _ in range(bucket.users):
-            count, tokens = int(draw.integers(1, bucket.rows + 1)), int(draw.integers(1, min(self._longest, 2) * PAGE))
-            candidates = Candidates(
-                draw.integers(0, config.items, count), draw.normal(size=(count, config.candidate_features))
-            )
-            pages = draw.integers(0, len(self._pages), -(-tokens // PAGE))
-            rows.append(self._lay(ScoreRow(candidates, None, tokens, tokens, pages)))
+        rows, config = self._random_rows(bucket), self._model.config
         out = self._pinned(bucket.total * config.tasks)
         inputs, there = self._scores[bucket].inputs, torch.cuda.Event()  # type: ignore[no-untyped-call]
         there.record(self._stream)
@@ -126,6 +118,9 @@ class Graphs:
             expected = Packed.empty(bucket.shape(self._longest, self._features))
             total = ScoreBatch.fill(expected, config, some)
             trays = [row.laid.address for row in some if row.laid is not None]
+            if len(trays) < len(some):
+                raise RuntimeError("no memory can be pinned for what is to be scored")
+            inputs.words.fill_(1)  # as if an earlier replay had left it
             posted = self.score(bucket, trays, [len(row.candidates) for row in some], out.data_ptr(), arrivals)
             self._stream.synchronize()
             posted.over()
@@ -134,6 +129,19 @@ class Graphs:
                 until = {"table": len(some), "items": total, "dense": total}.get(part)
                 if laid is not None and not torch.equal(fetched[:until].cpu(), laid[:until]):
                     raise RuntimeError(f"a captured launch of {bucket} does not fetch the {part} laid out for it")
+
+    def _random_rows(self, bucket: Bucket) -> list[ScoreRow]:
+        """A bucket full, one of them with all the pages there may be."""
+        config, draw, rows = self._model.config, np.random.default_rng(bucket), []
+        for user in range(bucket.users):
+            count = int(draw.integers(1, bucket.rows + 1))
+            tokens = int(draw.integers(1, 2 * PAGE)) if user else self._longest * PAGE
+            pages = draw.integers(0, len(self._pages), -(-tokens // PAGE))
+            features = draw.normal(size=(count, config.candidate_features))
+            request = draw.normal(size=config.request_features).astype(np.float32)
+            candidates = Candidates(draw.integers(0, config.items, count), features)
+            rows.append(self._laying.now(ScoreRow(candidates, request, tokens, tokens, pages)))
+        return rows
 
     def append(self, bucket: Bucket, staged: Packed) -> Posted:
         """Launch what was staged for this bucket on the current stream."""

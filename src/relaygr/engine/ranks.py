@@ -300,8 +300,8 @@ class Ranks:
         """This is what the rank scores on: pin it."""
         pages = prefix.pages
         row = ScoreRow(rank.candidates, rank.request, prefix.length, prefix.tokens, pages, prefix.listed)
-        lay = rank.served.lay
-        rank.row = row if lay is None else lay(row)
+        laying = rank.served.laying
+        rank.row = row if laying is None else laying.ahead(row)
         rank.epoch, rank.build = prefix.lineage.epoch, build
         rank.lease = self._tier.pool.lease(rank.user, pages)
 

@@ -1,16 +1,14 @@
 """How steps and copies run on the device that holds the pages: the seam inside the torch executor."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from relaygr.engine.hot_rows import HotRowCache
-from relaygr.engine.step import PageCopy, Progress, Served, Step, StepResult
+from relaygr.engine.step import Laying, PageCopy, Progress, Served, Step, StepResult
 from relaygr.model import RankingModel
-from relaygr.model.batch import ScoreRow
 
 __all__ = ["Runner", "split_scores"]
 
@@ -28,8 +26,8 @@ class Runner(Protocol):
         """
         ...
 
-    def laying(self, model: RankingModel) -> Callable[[ScoreRow], ScoreRow] | None:
-        """`Served.lay` of this model."""
+    def laying(self, model: RankingModel) -> Laying | None:
+        """`Served.laying` of this model."""
         ...
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]": ...

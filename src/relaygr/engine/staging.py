@@ -1,5 +1,6 @@
 """A step's inputs, in pinned memory before anything of it is launched, and where its scores come out."""
 
+import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from relaygr.engine.buckets import APPEND_BUCKETS, Bucket, Group, ScoreGroups, append_groups, score_groups
-from relaygr.engine.step import Step
+from relaygr.engine.step import Laying, Step
 from relaygr.history import PAGE
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
 from relaygr.model.batch import AppendRow, ScoreRow
@@ -80,7 +81,9 @@ class Staging:
     def take(self, bucket: Bucket) -> Packed:
         """For appends."""
         free = self._appends.get(bucket)
-        return free.pop() if free else _own(bucket.shape(self._longest, None))
+        if free:
+            return free.pop()
+        return Packed.empty(bucket.shape(self._longest, None), pinned=torch.cuda.is_available())
 
     def give(self, bucket: Bucket, packed: Packed) -> None:
         self._appends.setdefault(bucket, []).append(packed)
@@ -132,9 +135,9 @@ class Staged:
 
     def __init__(self, step: Step, staging: Staging) -> None:
         """Groups have buckets where the model's launches are captured and some bucket takes them."""
-        model, lay = step.served.model, step.served.lay
+        model, laying = step.served.model, step.served.laying
         assert isinstance(model, RankingModel)
-        config, captured = model.config, lay is not None
+        config, captured = model.config, laying is not None
         self._staging = staging
         self._taken: list[tuple[Bucket, Packed]] = []
         self._out: Out | None = None
@@ -155,27 +158,14 @@ class Staged:
         groups, self._places, self._total = found
         for members, bucket, each in groups:
             scores = step.scores if each == counts else [step.scores[index] for index in members]
-            if bucket is None or lay is None:
-                self.scores.append(self._packed(config, scores, each))
-            else:
-                self.scores.append(self._laid(lay, bucket, scores, each))
+            laid = None if bucket is None or laying is None else _laid(laying, bucket, scores, each)
+            self.scores.append(laid or self._packed(config, scores, each))
 
     def _packed(self, config: ModelConfig, rows: Sequence[ScoreRow], counts: Sequence[int]) -> StagedScores:
         self.replayed = False
         packed = _own(ScoreBatch.shape(config, rows))
         ScoreBatch.fill(packed, config, rows)
         return StagedScores(None, sum(counts), packed, rows, counts, [])
-
-    def _laid(
-        self, lay: Callable[[ScoreRow], ScoreRow], bucket: Bucket, rows: Sequence[ScoreRow], counts: Sequence[int]
-    ) -> StagedScores:
-        trays = [row.laid.address for row in rows if row.laid is not None]
-        if len(trays) < len(rows):
-            rows = [lay(row) if row.laid is None else row for row in rows]
-            trays = [row.laid.address for row in rows if row.laid is not None]
-            if len(trays) < len(rows):
-                raise RuntimeError("there is no memory to lay out what is to be scored")
-        return StagedScores(bucket, sum(counts), None, rows, counts, trays)
 
     def _room(self, bucket: Bucket | None, rows: list[AppendRow]) -> Packed:
         """A buffer that captured launches read, if it is for one."""
@@ -229,6 +219,17 @@ class Staged:
             self._out = None
 
 
+def _laid(laying: Laying, bucket: Bucket, rows: Sequence[ScoreRow], counts: Sequence[int]) -> StagedScores | None:
+    """Rows as they were laid out, or are now; None where there is no room for some of them."""
+    trays = [row.laid.address for row in rows if row.laid is not None]
+    if len(trays) < len(rows):
+        rows = [laying.now(row) if row.laid is None else row for row in rows]
+        trays = [row.laid.address for row in rows if row.laid is not None]
+        if len(trays) < len(rows):
+            return None
+    return StagedScores(bucket, sum(counts), None, rows, counts, trays)
+
+
 def _rounds(rows: Sequence[AppendRow], grain: int) -> list[list[AppendRow]]:
     """What is to run one after the other."""
     if not rows:
@@ -265,7 +266,10 @@ def _pieces(row: AppendRow, grain: int) -> Iterator[AppendRow]:
 
 
 def _own(shape: BatchShape) -> Packed:
-    return Packed.empty(shape, pinned=torch.cuda.is_available())
+    """Pinned where that can be had: a copy from other memory is as right, and holds up whoever launches it."""
+    with contextlib.suppress(RuntimeError):
+        return Packed.empty(shape, pinned=torch.cuda.is_available())
+    return Packed.empty(shape)
 
 
 def _all_of(rows: Sequence[int]) -> Sequence[Group]:

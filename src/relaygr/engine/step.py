@@ -20,6 +20,7 @@ __all__ = [
     "Capacity",
     "Direction",
     "Executor",
+    "Laying",
     "Model",
     "PageCopy",
     "PageSpoiled",
@@ -51,6 +52,18 @@ class Model(Protocol):
     def check_request(self, request: Any) -> npt.NDArray[np.float32] | None: ...
 
 
+class Laying(Protocol):
+    """How a model's scores are laid out for its device ahead of the step that runs them."""
+
+    def ahead(self, row: ScoreRow) -> ScoreRow:
+        """The row laid out, as soon as it is known what a rank scores on; as it is where too much waits already."""
+        ...
+
+    def now(self, row: ScoreRow) -> ScoreRow:
+        """The row laid out, for a step about to be launched; as it is where there is no room."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Served:
     """A model as the executor runs it, with the two parts of its version."""
@@ -61,9 +74,8 @@ class Served:
     grain: int = PAGE
     """Tokens, whole pages of them, that an append of it keeps all of the device busy with: behind many others, a little
     more than a multiple takes nearly as long as the next."""
-    lay: Callable[[ScoreRow], ScoreRow] | None = None
-    """The same row, laid out for the device: called as soon as it is known what a rank scores on, if there is anything
-    to lay out, so that the step that scores it has less to do. A row may be launched without."""
+    laying: Laying | None = None
+    """Where what is scored can be laid out, so that a step has less to do."""
 
 
 class Step(NamedTuple):

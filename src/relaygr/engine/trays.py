@@ -1,6 +1,7 @@
 """Trays in pinned memory, for what ranks score on: taken when a rank comes, free when nobody holds it any more."""
 
 import logging
+from typing import Final
 
 import torch
 
@@ -13,34 +14,46 @@ __all__ = ["Trays"]
 
 _log = logging.getLogger(__name__)
 
-_ROWS = tuple(sorted({bucket.rows for bucket in SCORE_BUCKETS}))
-_TOGETHER = 32
+_ROWS: Final = tuple(sorted({bucket.rows for bucket in SCORE_BUCKETS}))
+_TOGETHER: Final = 32
 """Trays that are pinned at once: each time takes about as long."""
+_TOGETHER_BYTES: Final = 2 << 20
+"""But no more than this: meanwhile nothing else is done."""
+_AHEAD_BYTES: Final = 64 << 20
+"""For ranks that wait. What is more is laid out when it is launched: some thousand of 2,048 candidates lie here."""
+_PATIENCE: Final = 1000
+"""Ranks that go without, once no memory could be pinned, before that is tried again."""
 
 
 class Trays:
-    """Of one model, in a few sizes. Pinned when none is free, and kept."""
+    """Of one model, in a few sizes. Pinned when none is free, and kept. How `Laying` is done."""
 
     def __init__(self, config: ModelConfig, longest: int) -> None:
         """`longest`: pages of a user at most."""
         self._config = config
         self._longest = longest
         self._free: list[tuple[int, list[Tray]]] = [(rows, []) for rows in _ROWS]
+        self._bytes = 0
+        """Pinned by now."""
+        self._refused = 0
+        """Ranks that still go without."""
 
-    def lay(self, row: ScoreRow) -> ScoreRow:
-        """The same row, laid out; as it is where it has more candidates than a captured launch takes, or where there is
-        no more memory to pin."""
+    def ahead(self, row: ScoreRow) -> ScoreRow:
+        return self._lay(row, _AHEAD_BYTES)
+
+    def now(self, row: ScoreRow) -> ScoreRow:
+        return self._lay(row)
+
+    def _lay(self, row: ScoreRow, most_bytes: float = float("inf")) -> ScoreRow:
+        """The same row, laid out; as it is where it has more candidates than a captured launch takes, where more than
+        so many bytes would be pinned, or where no more can be."""
         candidates, request, position, tokens, pages, told, _ = row
         count = len(candidates.kept)
         for rows, free in self._free:
             if count > rows:
                 continue
-            if not free:
-                try:
-                    free += self._pin(rows)
-                except RuntimeError as error:
-                    _log.warning("no memory could be pinned for what ranks score on: %s", error)
-                    return row
+            if not free and not self._pin(rows, free, most_bytes):
+                return row
             laid = Laid(free.pop(), free)
             if told is None:
                 told = listed(pages)
@@ -48,8 +61,22 @@ class Trays:
             return ScoreRow(candidates, request, position, tokens, pages, told, laid)
         return row
 
-    def _pin(self, rows: int) -> list[Tray]:
+    def _pin(self, rows: int, free: list[Tray], most_bytes: float) -> bool:
+        """More trays for so many rows, among those that are free; False where that cannot be."""
+        if self._refused:
+            self._refused -= 1
+            return False
         features = self._config.request_features + self._config.candidate_features
         words = Tray.words(self._longest, rows, features)
-        memory = torch.zeros((_TOGETHER, words), dtype=torch.int32, pin_memory=torch.cuda.is_available())
-        return [Tray(each, self._longest, rows, features) for each in memory]
+        count = max(1, min(_TOGETHER, _TOGETHER_BYTES // (4 * words)))
+        if self._bytes + 4 * words * count > most_bytes:
+            return False
+        try:
+            memory = torch.zeros((count, words), dtype=torch.int32, pin_memory=torch.cuda.is_available())
+        except RuntimeError as error:
+            _log.warning("no more memory can be pinned for what ranks score on: %s", error)
+            self._refused = _PATIENCE
+            return False
+        self._bytes += 4 * words * count
+        free += [Tray(each, self._longest, rows, features) for each in memory]
+        return True

@@ -67,8 +67,9 @@ def embed_candidate_rows(
     dim = tl.arange(0, PADDED)
     inside = row < rows
     whole = inside[:, None] & (dim < DIM)[None, :]
-    item = tl.load(items + row, mask=inside, other=0).to(tl.int64)
-    x = _item_rows(table, hot, slots, item, whole, inside, dim, DIM, HOT)
+    there = row < tl.load(starts + users)  # what is behind is left from an earlier replay: it is not read
+    item = tl.load(items + row, mask=there, other=0).to(tl.int64)
+    x = _item_rows(table, hot, slots, item, whole & there[:, None], there, dim, DIM, HOT)
     user = tl.arange(0, USERS)
     ends = tl.load(starts + 1 + user, mask=user < users, other=2**31 - 1)
     owner = tl.minimum(tl.sum((ends[None, :] <= row[:, None]).to(tl.int32), 1), users - 1)
