@@ -36,7 +36,7 @@ from relaygr.kernels.reference import ReferenceAttention
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch, embedding
 from relaygr.model.stack import BeforeLayer
 
-__all__ = ["PretendedCuda", "pretend"]
+__all__ = ["Device", "PretendedCuda", "pretend"]
 
 SCORE_BUCKETS = tuple(Bucket(users, 16) for users in (1, 2, 4))
 APPEND_BUCKETS = (Bucket(1, 32), Bucket(2, 32), Bucket(1, 128))
@@ -51,6 +51,8 @@ class Device:
         self.current: list[Stream] = []
         self.replaying = False
         """Whether what runs now was captured: its ends are the kernels, which know of letters."""
+        self.refuses = 0.0
+        """How likely a replay is not launched: after its letter was posted."""
 
     def go_on(self) -> None:
         """Some stream runs something, or none can."""
@@ -131,6 +133,8 @@ class Piece:
         self._number = number
 
     def replay(self) -> None:
+        if self._number == 0 and self._capture.device.random.random() < self._capture.device.refuses:
+            raise RuntimeError("the device refuses a replay")
         self._capture.device.current[-1].add(lambda: self._capture.run(self._number))
 
 
@@ -142,6 +146,7 @@ class Capture:
         self._launches = launches
         self._pieces = pieces
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._error: Exception | None = None
 
     def run(self, number: int) -> None:
         self.device.replaying = True
@@ -152,6 +157,8 @@ class Capture:
                 threading.Thread(target=self._all, daemon=True).start()
             self._go.release()
             self._done.acquire()
+            if self._error is not None:
+                raise self._error
         self.device.replaying = False
 
     def _all(self) -> None:
@@ -161,7 +168,10 @@ class Capture:
                 self._go.acquire()
 
         self._go.acquire()
-        self._launches(cut)
+        try:
+            self._launches(cut)
+        except Exception as error:
+            self._error = error
         self._done.release()
 
 
@@ -283,6 +293,11 @@ class PretendedCuda(TorchExecutor):
         self._runner = PretendedRunner(cpu.pages, host, longest, canary=config.canary)
         return capacity
 
+    async def prepare(self, model: Model) -> Served:
+        """In this thread: the interpreter is none for two."""
+        served, _ = self._prepare(model)
+        return served
+
     def _prepare_alone(self, model: RankingModel) -> tuple[Served, bytes]:
         model = copy.deepcopy(model)
         model.__class__ = PretendedModel
@@ -291,8 +306,8 @@ class PretendedCuda(TorchExecutor):
 
 
 @contextlib.contextmanager
-def pretend(seed: int) -> Iterator[None]:
-    """Inside, `PretendedCuda` has a device."""
+def pretend(seed: int) -> Iterator[Device]:
+    """Inside, `PretendedCuda` has a device: this one."""
     device = Device(seed)
     Event.device = PretendedGraphs.device = PretendedModel.runs_on = device
 
@@ -337,7 +352,7 @@ def pretend(seed: int) -> Iterator[None]:
         for groups in (buckets.score_groups, buckets.append_groups):
             groups.cache_clear()
         try:
-            yield
+            yield device
         finally:
             for groups in (buckets.score_groups, buckets.append_groups):
                 groups.cache_clear()
