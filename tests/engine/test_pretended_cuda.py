@@ -56,7 +56,7 @@ def trays(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         count["held"] += 1
 
     def given(self: Laid) -> None:
-        self.tray._memory[:] = bytes(len(self.tray._memory))
+        self.tray.memory[:] = bytes(len(self.tray.memory))
         count["held"] -= 1
         give(self)
 

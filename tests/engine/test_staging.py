@@ -112,11 +112,11 @@ def test_buffers_are_used_again_only_when_their_step_has_ended() -> None:
 def test_rows_that_were_laid_out_are_named_and_others_are_laid_out_now() -> None:
     staging, work = Staging(4), step([5, 600, 7])
     assert SERVED.laying is not None
-    rows = [SERVED.laying.ahead(work.scores[0]), *work.scores[1:]]
+    rows = [SERVED.laying.now(work.scores[0]), *work.scores[1:]]
     held = staged(work._replace(scores=rows), staging)
     assert rows[0].laid is not None
     trays = {count: tray for group in held.scores for count, tray in zip(group.counts, group.trays, strict=True)}
-    assert trays[5] == rows[0].laid.address
+    assert trays[5] == rows[0].laid.tray.address
     assert len(set(trays.values())) == 3
     for group in held.scores:
         assert group.packed is None
@@ -128,7 +128,7 @@ def test_rows_that_were_laid_out_are_named_and_others_are_laid_out_now() -> None
 def test_rows_that_cannot_all_be_laid_out_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     trays = Trays(MODEL.config, 4)
     work = step([5, 7, 600])._replace(served=replace(SERVED, laying=trays))
-    rows = [trays.ahead(work.scores[0]), *work.scores[1:]]
+    rows = [trays.now(work.scores[0]), *work.scores[1:]]
     monkeypatch.setattr(trays, "_pin", lambda rows, free, most_bytes: False)
     for _, free in trays._free:
         free.clear()

@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relaygr import Candidates
-from relaygr.engine import trays as module
-from relaygr.engine.trays import _PATIENCE, Trays
+from relaygr.engine.trays import _AHEAD_BYTES, _PATIENCE, Trays
 from relaygr.history import PAGE
 from relaygr.model import build_model
-from relaygr.model.batch import ScoreRow
+from relaygr.model.batch import ScoreRow, listed
 
 CONFIG = build_model("hstu", layers=1, dim=8, heads=1, items=500, seed=0, scale_length=1.0).config
+
+
+def ahead(trays: Trays, row: ScoreRow, most_bytes: float = _AHEAD_BYTES) -> ScoreRow:
+    return trays.ahead(*row[:5], listed(row.pages), most_bytes)
 
 
 def row(count: int, pages: int = 1, first: int = 0) -> ScoreRow:
@@ -27,12 +30,12 @@ def test_no_two_rows_that_are_held_lie_on_one_tray(rows: list[tuple[int, int]]) 
     trays, held = Trays(CONFIG, 2), dict[int, tuple[ScoreRow, int]]()
     for number, (count, longer) in enumerate(rows):
         held = {each: kept for each, kept in held.items() if kept[1] > number}
-        laid = trays.ahead(row(count, first=number % 300))
+        laid = ahead(trays, row(count, first=number % 300))
         held[number] = laid, number + longer
         addresses = set()
         for each, (kept, _) in held.items():
             assert kept.laid is not None
-            addresses.add(kept.laid.address)
+            addresses.add(kept.laid.tray.address)
             items = (np.arange(len(kept.candidates)) + each % 300).tolist()
             assert kept.candidates.items.tolist() == items
             below = [item for item in items if item < CONFIG.items]  # others are hashed
@@ -44,9 +47,9 @@ def test_trays_are_used_again() -> None:
     trays = Trays(CONFIG, 2)
     addresses = set()
     for _ in range(200):
-        laid = trays.ahead(row(5)).laid
+        laid = ahead(trays, row(5)).laid
         assert laid is not None
-        addresses.add(laid.address)
+        addresses.add(laid.tray.address)
         del laid
     assert len(addresses) == 1
 
@@ -54,13 +57,13 @@ def test_trays_are_used_again() -> None:
 def test_addresses_are_aligned_whatever_the_sizes() -> None:
     for longest in range(1, 9):
         trays = Trays(CONFIG, longest)
-        kept = [trays.ahead(row(count, longest)) for count in (1, 129, 700) * 20]
-        assert all(each.laid is not None and each.laid.address % 16 == 0 for each in kept)
+        kept = [ahead(trays, row(count, longest)) for count in (1, 129, 700) * 20]
+        assert all(each.laid is not None and each.laid.tray.address % 16 == 0 for each in kept)
 
 
 def test_more_candidates_than_a_captured_launch_takes_are_not_laid_out() -> None:
     given_row = row(2049)
-    assert Trays(CONFIG, 2).ahead(given_row) is given_row
+    assert ahead(Trays(CONFIG, 2), given_row).laid is None
 
 
 def test_pages_that_do_not_fit_are_refused() -> None:
@@ -81,17 +84,16 @@ def test_without_memory_to_pin_rows_are_as_they_were_and_it_is_tried_again_later
     trays, given_row = Trays(CONFIG, 2), row(5)
     monkeypatch.setattr(torch, "zeros", no_memory)
     for _ in range(5):
-        assert trays.ahead(given_row) is trays.now(given_row) is given_row
+        assert ahead(trays, given_row).laid is trays.now(given_row).laid is None
     assert asked == 1
     assert caplog.text.count("out of memory") == 1
     monkeypatch.undo()
-    assert any(trays.ahead(given_row).laid is not None for _ in range(_PATIENCE))
+    assert any(ahead(trays, given_row).laid is not None for _ in range(_PATIENCE))
 
 
-def test_ranks_that_wait_pin_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_AHEAD_BYTES", 1 << 20)
+def test_ranks_that_wait_pin_no_more_than_their_share() -> None:
     trays = Trays(CONFIG, 2)
-    waiting = [trays.ahead(row(2000)) for _ in range(200)]
+    waiting = [ahead(trays, row(2000), 1 << 20) for _ in range(200)]
     laid = [each for each in waiting if each.laid is not None]
     assert 0 < len(laid) < 128
     assert trays._bytes <= 1 << 20

@@ -103,7 +103,7 @@ def test_scores_are_collected_from_the_trays_that_their_letter_names(
             pages = draw.integers(0, 5000, -(-tokens // PAGE))
             rows.append(trays.now(ScoreRow(candidates, asked, tokens // 2, tokens, pages)))
         counts = [len(row.candidates) for row in rows]
-        box.post_scores([row.laid.address for row in rows if row.laid is not None], counts, 4242)
+        box.post_scores([row.laid.tray.address for row in rows if row.laid is not None], counts, 4242)
         collect(box.mail, where)
         assert int(inputs.starts[-1]) == sum(counts)
         assert int(box.mail.state[2]) == 4242

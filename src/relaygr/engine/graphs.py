@@ -117,7 +117,7 @@ class Graphs:
         for some, arrivals in ((rows, ()), (rows[: -(-len(rows) // 2)], ([there] * config.layers,))):
             expected = Packed.empty(bucket.shape(self._longest, self._features))
             total = ScoreBatch.fill(expected, config, some)
-            trays = [row.laid.address for row in some if row.laid is not None]
+            trays = [row.laid.tray.address for row in some if row.laid is not None]
             if len(trays) < len(some):
                 raise RuntimeError("no memory can be pinned for what is to be scored")
             inputs.words.fill_(1)  # as if an earlier replay had left it

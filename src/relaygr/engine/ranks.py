@@ -299,9 +299,9 @@ class Ranks:
     def _attach(self, rank: Rank, prefix: Prefix, build: Build | None) -> None:
         """This is what the rank scores on: pin it."""
         pages = prefix.pages
-        row = ScoreRow(rank.candidates, rank.request, prefix.length, prefix.tokens, pages, prefix.listed)
         laying = rank.served.laying
-        rank.row = row if laying is None else laying.ahead(row)
+        make = ScoreRow if laying is None else laying.ahead
+        rank.row = make(rank.candidates, rank.request, prefix.length, prefix.tokens, pages, prefix.listed)
         rank.epoch, rank.build = prefix.lineage.epoch, build
         rank.lease = self._tier.pool.lease(rank.user, pages)
 

@@ -221,10 +221,10 @@ class Staged:
 
 def _laid(laying: Laying, bucket: Bucket, rows: Sequence[ScoreRow], counts: Sequence[int]) -> StagedScores | None:
     """Rows as they were laid out, or are now; None where there is no room for some of them."""
-    trays = [row.laid.address for row in rows if row.laid is not None]
+    trays = [row.laid.tray.address for row in rows if row.laid is not None]
     if len(trays) < len(rows):
         rows = [laying.now(row) if row.laid is None else row for row in rows]
-        trays = [row.laid.address for row in rows if row.laid is not None]
+        trays = [row.laid.tray.address for row in rows if row.laid is not None]
         if len(trays) < len(rows):
             return None
     return StagedScores(bucket, sum(counts), None, rows, counts, trays)

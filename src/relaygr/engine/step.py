@@ -12,6 +12,7 @@ import numpy.typing as npt
 from relaygr.cache import Pages
 from relaygr.config import EngineConfig
 from relaygr.history import PAGE, History
+from relaygr.kernels.ragged import PageList
 from relaygr.model.batch import AppendRow, ScoreRow
 from relaygr.model.candidates import Candidates
 from relaygr.model.config import ModelConfig
@@ -55,8 +56,16 @@ class Model(Protocol):
 class Laying(Protocol):
     """How a model's scores are laid out for its device ahead of the step that runs them."""
 
-    def ahead(self, row: ScoreRow) -> ScoreRow:
-        """The row laid out, as soon as it is known what a rank scores on; as it is where too much waits already."""
+    def ahead(
+        self,
+        candidates: Candidates,
+        request: npt.NDArray[np.float32] | None,
+        position: int,
+        tokens: int,
+        pages: PageList,
+        listed: bytes,
+    ) -> ScoreRow:
+        """A row of these, laid out as soon as it is known what a rank scores on, unless too much waits already."""
         ...
 
     def now(self, row: ScoreRow) -> ScoreRow:

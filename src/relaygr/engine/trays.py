@@ -1,12 +1,17 @@
 """Trays in pinned memory, for what ranks score on: taken when a rank comes, free when nobody holds it any more."""
 
 import logging
+import math
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from relaygr.engine.buckets import SCORE_BUCKETS
+from relaygr.kernels.ragged import PageList
 from relaygr.model.batch import ScoreRow, listed
+from relaygr.model.candidates import Candidates
 from relaygr.model.config import ModelConfig
 from relaygr.model.tray import Laid, Tray
 
@@ -38,28 +43,32 @@ class Trays:
         self._refused = 0
         """Ranks that still go without."""
 
-    def ahead(self, row: ScoreRow) -> ScoreRow:
-        return self._lay(row, _AHEAD_BYTES)
+    def ahead(
+        self,
+        candidates: Candidates,
+        request: npt.NDArray[np.float32] | None,
+        position: int,
+        tokens: int,
+        pages: PageList,
+        listed: bytes,
+        most_bytes: float = _AHEAD_BYTES,
+    ) -> ScoreRow:
+        """A row of these, laid out; or not where it has more candidates than a captured launch takes, where more than
+        so many bytes would be pinned, or where no more can be."""
+        count, laid = len(candidates.kept), None
+        for rows, free in self._free:
+            if count <= rows:
+                if free or self._pin(rows, free, most_bytes):
+                    laid = Laid(tray := free.pop())
+                    tray.lay(self._config, candidates, request, position, tokens, listed)
+                break
+        return ScoreRow(candidates, request, position, tokens, pages, listed, laid)
 
     def now(self, row: ScoreRow) -> ScoreRow:
-        return self._lay(row)
-
-    def _lay(self, row: ScoreRow, most_bytes: float = float("inf")) -> ScoreRow:
-        """The same row, laid out; as it is where it has more candidates than a captured launch takes, where more than
-        so many bytes would be pinned, or where no more can be."""
         candidates, request, position, tokens, pages, told, _ = row
-        count = len(candidates.kept)
-        for rows, free in self._free:
-            if count > rows:
-                continue
-            if not free and not self._pin(rows, free, most_bytes):
-                return row
-            laid = Laid(free.pop(), free)
-            if told is None:
-                told = listed(pages)
-            laid.tray.lay(self._config, candidates, request, position, tokens, told)
-            return ScoreRow(candidates, request, position, tokens, pages, told, laid)
-        return row
+        return self.ahead(
+            candidates, request, position, tokens, pages, listed(pages) if told is None else told, math.inf
+        )
 
     def _pin(self, rows: int, free: list[Tray], most_bytes: float) -> bool:
         """More trays for so many rows, among those that are free; False where that cannot be."""
@@ -78,5 +87,5 @@ class Trays:
             self._refused = _PATIENCE
             return False
         self._bytes += 4 * words * count
-        free += [Tray(each, self._longest, rows, features) for each in memory]
+        free += [Tray(each, self._longest, rows, features, free) for each in memory]
         return True

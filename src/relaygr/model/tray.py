@@ -1,5 +1,6 @@
 """One user's candidates as a captured launch reads them: laid out when a rank comes, so that a step only names them."""
 
+import functools
 import struct
 from typing import Final
 
@@ -21,9 +22,11 @@ _ALIGNED: Final = 4
 class Tray:
     """Room for so many pages, candidates and features in one buffer of 32-bit words; see `kernels.mail`."""
 
-    def __init__(self, words: torch.Tensor, pages: int, rows: int, features: int) -> None:
-        """`words`: int32, `Tray.words` of them, in host memory, at a multiple of 16 bytes."""
+    def __init__(self, words: torch.Tensor, pages: int, rows: int, features: int, free: "list[Tray]") -> None:
+        """`words`: int32, `Tray.words` of them, in host memory, at a multiple of 16 bytes; `free`: where it is when
+        nothing is laid on it."""
         self.address = words.data_ptr()
+        self.free = free
         memory: npt.NDArray[np.int32] = words.numpy()
         table, items = HEAD + _padded(pages), _padded(rows)
         self.items = memory[table : table + rows]
@@ -31,9 +34,10 @@ class Tray:
         dense = memory[self._dense_at : self._dense_at + rows * features].view(np.float32).reshape(rows, features)
         self.dense: npt.NDArray[np.float32] | None = dense if features else None
         self._line = 4 * pages
-        self._head = struct.Struct(f"={HEAD}i{self._line}s")
-        """All before the items: written at once, zeros where its pages are fewer."""
-        self._memory = memory.data.cast("B")
+        self.memory = memory.data.cast("B")
+        """All of it."""
+        self._pack = functools.partial(struct.Struct(f"={HEAD}i{self._line}s").pack_into, self.memory, 0)
+        """Writes all before the items, zeros where its pages are fewer."""
 
     @staticmethod
     def words(pages: int, rows: int, features: int) -> int:
@@ -51,7 +55,7 @@ class Tray:
         """Write what a `ScoreRow` says, `pages` as they are read; there must be room for it."""
         if len(pages) > self._line:  # what does not fit would be cut off
             raise ValueError(f"the pages of a user take {len(pages)} bytes where there is room for {self._line}")
-        self._head.pack_into(self._memory, 0, tokens, position_row(position), self._dense_at, 0, pages)
+        self._pack(tokens, position_row(position), self._dense_at, 0, pages)
         items, highest = candidates.kept, candidates.highest
         count = len(items)
         if highest < config.items:
@@ -65,16 +69,13 @@ class Tray:
 class Laid:
     """A tray that a row was laid on, for as long as somebody holds this: until then nothing else is laid on it."""
 
-    __slots__ = ("_free", "address", "tray")
+    __slots__ = ("tray",)
 
-    def __init__(self, tray: Tray, free: list[Tray]) -> None:
-        """The tray is one of those that are free when nobody holds this any more."""
+    def __init__(self, tray: Tray) -> None:
         self.tray = tray
-        self.address = tray.address
-        self._free = free
 
     def __del__(self) -> None:
-        self._free.append(self.tray)
+        self.tray.free.append(self.tray)
 
 
 def _padded(words: int) -> int:
