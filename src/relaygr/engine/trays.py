@@ -25,7 +25,7 @@ _TOGETHER: Final = 32
 _TOGETHER_BYTES: Final = 2 << 20
 """But no more than this: meanwhile nothing else is done."""
 _AHEAD_BYTES: Final = 64 << 20
-"""For ranks that wait. What is more is laid out when it is launched: some thousand of 2,048 candidates lie here."""
+"""For ranks that wait. What is more is laid out when it is launched: some thousands of 2,048 candidates lie here."""
 _PATIENCE: Final = 1000
 """Ranks that go without, once no memory could be pinned, before that is tried again."""
 
