@@ -71,11 +71,12 @@ class TimedDevice(NoDevice):
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
         loop = asyncio.get_running_loop()
         staged, future = Staged(step, self._staging), loop.create_future()
-        for group in staged.scores:
+        if staged.scores:
+            (group,), out = staged.scores, staged.take_out(1)
             assert group.bucket is not None
             if (box := self._boxes.get(group.bucket)) is None:
                 box = self._boxes[group.bucket] = Mailbox(torch.device("cpu"), group.bucket.users)
-            box.post_scores(group.trays, group.counts, staged.take_out(1).address(0)).over()
+            box.post_scores(group.trays, group.counts, out.address(0)).over()
         staged.launched()
         self._free_at = max(self._free_at, time.perf_counter()) + self.seconds
         if not self._flights:

@@ -1,5 +1,7 @@
 """What a rank scores on is laid out once, and its tray is nobody else's for as long as somebody holds it."""
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,23 @@ def test_trays_are_used_again() -> None:
         addresses.add(laid.tray.address)
         del laid
     assert len(addresses) == 1
+
+
+def test_trays_are_let_go_of_with_their_model_though_nothing_is_collected() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        trays = Trays(CONFIG, 2)
+        laid = ahead(trays, row(5)).laid
+        assert laid is not None
+        left = [weakref.ref(laid.tray), *(weakref.ref(tray) for _, free in trays._free for tray in free)]
+        assert len(left) == 32
+        del trays
+        assert left[0]() is laid.tray
+        del laid
+        assert not any(each() for each in left)
+    finally:
+        gc.enable()
 
 
 def test_addresses_are_aligned_whatever_the_sizes() -> None:

@@ -153,7 +153,8 @@ class Device:
 
     async def drained(self) -> None:
         """Wait until nothing is in flight."""
-        self._changed = asyncio.Event()
+        if self._changed is None:
+            self._changed = asyncio.Event()
         while self._steps or self.copies:
             self._changed.clear()
             await self._changed.wait()

@@ -74,7 +74,8 @@ class Graphs:
     def capture(self, progress: Callable[[int, int], None] = lambda done, of: None) -> None:
         """Capture every bucket, of each kind the largest first, so that others reuse its memory. Writes to no page.
 
-        Raises RuntimeError where a replay of scores does not fetch what was laid out for it.
+        Raises RuntimeError where a replay of scores does not fetch what was laid out for it, or where that cannot be
+        laid out for want of memory to pin.
         """
         began, device = time.perf_counter(), self._pages.device
         before = torch.cuda.mem_get_info(device)[0]

@@ -281,7 +281,7 @@ class EngineLoop:
         """A launched step has ended, in the order of launches; without a result it failed."""
         if result is not None and len(result.scores) != len(plan.scores):
             raise RuntimeError(f"the device has scores of {len(result.scores)} ranks where {len(plan.scores)} were run")
-        if error is not None and isinstance(error, PageSpoiled):
+        if isinstance(error, PageSpoiled):
             for user in {build.prefix.user for build, _, _ in plan.appends} | {rank.user for rank in plan.scores}:
                 self.tier.drop(user)
                 self.host.drop(user)
@@ -298,6 +298,8 @@ class EngineLoop:
 
     def _pre_infer_part(self, plan: Plan) -> float:
         """The share of a step that was pre-inference, by predicted time."""
+        if not any(build.pre_infer for build, _, _ in plan.appends):
+            return 0.0
         appends = [(build.pre_infer, self.cost.append_s(high - low, low)) for build, low, high in plan.appends]
         whole = sum(cost for _, cost in appends) + sum(rank.cost_s for rank in plan.scores)
         return sum(cost for pre_infer, cost in appends if pre_infer) / whole if whole else 1.0

@@ -27,7 +27,7 @@ _TOGETHER_BYTES: Final = 2 << 20
 _AHEAD_BYTES: Final = 64 << 20
 """For ranks that wait. What is more is laid out when it is launched: some thousands of 2,048 candidates lie here."""
 _PATIENCE: Final = 1000
-"""Ranks that go without, once no memory could be pinned, before that is tried again."""
+"""How often none is asked for, once no memory could be pinned, before that is tried again."""
 
 
 class Trays:
@@ -41,7 +41,7 @@ class Trays:
         self._bytes = 0
         """Pinned by now."""
         self._refused = 0
-        """Ranks that still go without."""
+        """How often none will be asked for yet."""
 
     def ahead(
         self,
@@ -59,7 +59,7 @@ class Trays:
         for rows, free in self._free:
             if count <= rows:
                 if free or self._pin(rows, free, most_bytes):
-                    laid = Laid(tray := free.pop())
+                    laid = Laid(tray := free.pop(), free)
                     tray.lay(self._config, candidates, request, position, tokens, listed)
                 break
         return ScoreRow(candidates, request, position, tokens, pages, listed, laid)
@@ -87,5 +87,5 @@ class Trays:
             self._refused = _PATIENCE
             return False
         self._bytes += 4 * words * count
-        free += [Tray(each, self._longest, rows, features, free) for each in memory]
+        free += [Tray(each, self._longest, rows, features) for each in memory]
         return True

@@ -22,11 +22,9 @@ _ALIGNED: Final = 4
 class Tray:
     """Room for so many pages, candidates and features in one buffer of 32-bit words; see `kernels.mail`."""
 
-    def __init__(self, words: torch.Tensor, pages: int, rows: int, features: int, free: "list[Tray]") -> None:
-        """`words`: int32, `Tray.words` of them, in host memory, at a multiple of 16 bytes; `free`: where it is when
-        nothing is laid on it."""
+    def __init__(self, words: torch.Tensor, pages: int, rows: int, features: int) -> None:
+        """`words`: int32, `Tray.words` of them, in host memory, at a multiple of 16 bytes."""
         self.address = words.data_ptr()
-        self.free = free
         memory: npt.NDArray[np.int32] = words.numpy()
         table, items = HEAD + _padded(pages), _padded(rows)
         self.items = memory[table : table + rows]
@@ -69,13 +67,15 @@ class Tray:
 class Laid:
     """A tray that a row was laid on, for as long as somebody holds this: until then nothing else is laid on it."""
 
-    __slots__ = ("tray",)
+    __slots__ = ("_free", "tray")
 
-    def __init__(self, tray: Tray) -> None:
+    def __init__(self, tray: Tray, free: list[Tray]) -> None:
+        """`free`: where the tray goes when nobody holds this any more."""
         self.tray = tray
+        self._free = free
 
     def __del__(self) -> None:
-        self.tray.free.append(self.tray)
+        self._free.append(self.tray)
 
 
 def _padded(words: int) -> int:
