@@ -66,7 +66,7 @@ class TimedDevice(NoDevice):
         self._free_at = 0.0
 
     async def prepare(self, model: Model) -> Served:
-        return replace(await super().prepare(model), laying=Trays(model.config, 2 * N // PAGE))
+        return replace(await super().prepare(model), trays=Trays(model.config, 2 * N // PAGE))
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]":
         loop = asyncio.get_running_loop()

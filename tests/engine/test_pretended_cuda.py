@@ -230,9 +230,9 @@ def test_ranks_are_answered_where_memory_to_pin_is_short(fits: int, monkeypatch:
         served = model()
         async with Engine(served, config(served), executor=PretendedCuda()) as engine:
             assert engine._loop is not None
-            laying = engine._loop.served.laying
-            assert isinstance(laying, Trays)
-            for _, free in laying._free:
+            trays = engine._loop.served.trays
+            assert trays is not None
+            for _, free in trays._free:
                 del free[fits:]
             opened = True
             caller = Caller(engine, [served], fits)
@@ -300,14 +300,14 @@ def test_models_are_swapped_under_load(trays: Counter[str]) -> None:
                     await caller.turn()
 
             load = [asyncio.create_task(work()) for _ in range(5)]
-            for epoch in (1, 2):
-                while caller.epochs[epoch - 1] < 25:  # noqa: ASYNC110
+            for epoch in range(3):
+                if epoch:
+                    await engine.swap_model(served[epoch])
+                while caller.epochs[epoch] < 25 and not any(task.done() for task in load):  # noqa: ASYNC110
                     await asyncio.sleep(0)
-                await engine.swap_model(served[epoch])
-            while caller.epochs[2] < 25:  # noqa: ASYNC110
-                await asyncio.sleep(0)
             swapped = True
             await asyncio.wait_for(asyncio.gather(*load), 300)
+            assert min(caller.epochs[epoch] for epoch in range(3)) >= 25
             assert not engine.status().faults
 
     with pretend(3):

@@ -20,7 +20,7 @@ from relaygr.model.batch import AppendRow, ScoreRow
 from relaygr.model.inputs import NO_CONTEXT
 
 MODEL = build_model("hstu", layers=1, dim=8, heads=1, items=500_000, seed=0, tasks=2, scale_length=1.0)
-SERVED = Served(MODEL, "v", 0, laying=Trays(MODEL.config, 4))
+SERVED = Served(MODEL, "v", 0, trays=Trays(MODEL.config, 4))
 LONG = numbered(100_000)
 
 
@@ -32,7 +32,7 @@ def step(counts: list[int], appends: int = 0) -> Step:
 
 
 def staged(work: Step, staging: Staging, *, captured: bool = True) -> Staged:
-    return Staged(work if captured else work._replace(served=replace(SERVED, laying=None)), staging)
+    return Staged(work if captured else work._replace(served=replace(SERVED, trays=None)), staging)
 
 
 @pytest.mark.parametrize("lent", [True, False])
@@ -111,8 +111,8 @@ def test_buffers_are_used_again_only_when_their_step_has_ended() -> None:
 
 def test_rows_that_were_laid_out_are_named_and_others_are_laid_out_now() -> None:
     staging, work = Staging(4), step([5, 600, 7])
-    assert SERVED.laying is not None
-    rows = [SERVED.laying.now(work.scores[0]), *work.scores[1:]]
+    assert SERVED.trays is not None
+    rows = [SERVED.trays.now(work.scores[0]), *work.scores[1:]]
     held = staged(work._replace(scores=rows), staging)
     assert rows[0].laid is not None
     trays = {count: tray for group in held.scores for count, tray in zip(group.counts, group.trays, strict=True)}
@@ -127,7 +127,7 @@ def test_rows_that_were_laid_out_are_named_and_others_are_laid_out_now() -> None
 
 def test_rows_that_cannot_all_be_laid_out_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     trays = Trays(MODEL.config, 4)
-    work = step([5, 7, 600])._replace(served=replace(SERVED, laying=trays))
+    work = step([5, 7, 600])._replace(served=replace(SERVED, trays=trays))
     rows = [trays.now(work.scores[0]), *work.scores[1:]]
     monkeypatch.setattr(trays, "_pin", lambda rows, free, most_bytes: False)
     for _, free in trays._free:

@@ -27,7 +27,7 @@ class CpuRunner:
         self._steps = ThreadPoolExecutor(1, "relaygr-steps")
         self._copies = ThreadPoolExecutor(1, "relaygr-copies")
 
-    def laying(self, model: RankingModel) -> None:
+    def trays(self, model: RankingModel) -> None:
         return None
 
     def serve(self, served: Served, hot: HotRowCache | None, progress: Progress) -> None:

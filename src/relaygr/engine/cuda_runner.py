@@ -73,16 +73,16 @@ class CudaRunner:
         """The next poll, where it is not due at once."""
         self._canary = Canary(pages, len(host.pages)) if canary else None
 
-    def laying(self, model: RankingModel) -> Trays | None:
+    def trays(self, model: RankingModel) -> Trays | None:
         return Trays(model.config, self._longest) if replayable(model.stack.attention) else None
 
     def serve(self, served: Served, hot: HotRowCache | None, progress: Progress) -> None:
         model = served.model
         assert isinstance(model, RankingModel)
         graphs = None
-        if served.laying is not None:
+        if served.trays is not None:
             with torch.cuda.device(self._device):
-                graphs = Graphs(model, self.pages, self._longest, served.laying)
+                graphs = Graphs(model, self.pages, self._longest, served.trays)
                 graphs.capture(lambda done, of: progress("launches captured", done, of))
         with self._lock:
             self._prepared[served] = _Prepared(graphs, hot)

@@ -12,7 +12,7 @@ import torch
 from relaygr.engine.buckets import Bucket, append_buckets, score_buckets
 from relaygr.engine.driver import free_stream, own_stream
 from relaygr.engine.mailbox import Mailbox, Posted
-from relaygr.engine.step import Laying
+from relaygr.engine.trays import Trays
 from relaygr.history import PAGE
 from relaygr.kernels import Ragged
 from relaygr.kernels.mail import Inputs, collect, fetch
@@ -53,14 +53,14 @@ class Graphs:
     products keep writing to it when they are replayed, and the next model is captured while this one serves.
     """
 
-    def __init__(self, model: RankingModel, pages: torch.Tensor, longest: int, laying: Laying) -> None:
-        """`longest`: pages of a user at most; `laying`: how what is scored is laid out."""
+    def __init__(self, model: RankingModel, pages: torch.Tensor, longest: int, trays: Trays) -> None:
+        """`longest`: pages of a user at most; `trays`: where what is scored is laid out."""
         self.seconds = 0.0
         self.bytes = 0
         self._model = model
         self._pages = pages
         self._longest = longest
-        self._laying = laying
+        self._trays = trays
         self._stream = own_stream(pages.device)
         self._features = model.config.request_features + model.config.candidate_features
         self._pool: Any = None
@@ -141,7 +141,7 @@ class Graphs:
             features = draw.normal(size=(count, config.candidate_features))
             request = draw.normal(size=config.request_features).astype(np.float32)
             candidates = Candidates(draw.integers(0, config.items, count), features)
-            rows.append(self._laying.now(ScoreRow(candidates, request, tokens, tokens, pages)))
+            rows.append(self._trays.now(ScoreRow(candidates, request, tokens, tokens, pages)))
         return rows
 
     def append(self, bucket: Bucket, staged: Packed) -> Posted:

@@ -299,8 +299,8 @@ class Ranks:
     def _attach(self, rank: Rank, prefix: Prefix, build: Build | None) -> None:
         """This is what the rank scores on: pin it."""
         pages = prefix.pages
-        laying = rank.served.laying
-        make = ScoreRow if laying is None else laying.ahead
+        trays = rank.served.trays
+        make = ScoreRow if trays is None else trays.ahead
         rank.row = make(rank.candidates, rank.request, prefix.length, prefix.tokens, pages, prefix.listed)
         rank.epoch, rank.build = prefix.lineage.epoch, build
         rank.lease = self._tier.pool.lease(rank.user, pages)

@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from relaygr.engine.hot_rows import HotRowCache
-from relaygr.engine.step import Laying, PageCopy, Progress, Served, Step, StepResult
+from relaygr.engine.step import PageCopy, Progress, Served, Step, StepResult
+from relaygr.engine.trays import Trays
 from relaygr.model import RankingModel
 
 __all__ = ["Runner", "split_scores"]
@@ -26,8 +27,8 @@ class Runner(Protocol):
         """
         ...
 
-    def laying(self, model: RankingModel) -> Laying | None:
-        """`Served.laying` of this model."""
+    def trays(self, model: RankingModel) -> Trays | None:
+        """`Served.trays` of this model."""
         ...
 
     def launch(self, step: Step) -> "asyncio.Future[StepResult]": ...

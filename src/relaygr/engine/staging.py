@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 
 from relaygr.engine.buckets import APPEND_BUCKETS, Bucket, Group, ScoreGroups, append_groups, score_groups
-from relaygr.engine.step import Laying, Step
+from relaygr.engine.step import Step
+from relaygr.engine.trays import Trays
 from relaygr.history import PAGE
 from relaygr.model import AppendBatch, RankingModel, ScoreBatch
 from relaygr.model.batch import AppendRow, ScoreRow
@@ -135,9 +136,9 @@ class Staged:
 
     def __init__(self, step: Step, staging: Staging) -> None:
         """Groups have buckets where the model's launches are captured and some bucket takes them."""
-        model, laying = step.served.model, step.served.laying
+        model, trays = step.served.model, step.served.trays
         assert isinstance(model, RankingModel)
-        config, captured = model.config, laying is not None
+        config, captured = model.config, trays is not None
         self._staging = staging
         self._taken: list[tuple[Bucket, Packed]] = []
         self._out: Out | None = None
@@ -158,7 +159,7 @@ class Staged:
         groups, self._places, self._total = found
         for members, bucket, each in groups:
             scores = step.scores if each == counts else [step.scores[index] for index in members]
-            laid = None if bucket is None or laying is None else _laid(laying, bucket, scores, each)
+            laid = None if bucket is None or trays is None else _laid(trays, bucket, scores, each)
             self.scores.append(laid or self._packed(config, scores, each))
 
     def _packed(self, config: ModelConfig, rows: Sequence[ScoreRow], counts: Sequence[int]) -> StagedScores:
@@ -219,15 +220,15 @@ class Staged:
             self._out = None
 
 
-def _laid(laying: Laying, bucket: Bucket, rows: Sequence[ScoreRow], counts: Sequence[int]) -> StagedScores | None:
+def _laid(trays: Trays, bucket: Bucket, rows: Sequence[ScoreRow], counts: Sequence[int]) -> StagedScores | None:
     """Rows as they were laid out, or are now; None where there is no room for some of them."""
-    trays = [row.laid.tray.address for row in rows if row.laid is not None]
-    if len(trays) < len(rows):
-        rows = [laying.now(row) if row.laid is None else row for row in rows]
-        trays = [row.laid.tray.address for row in rows if row.laid is not None]
-        if len(trays) < len(rows):
+    places = [row.laid.tray.address for row in rows if row.laid is not None]
+    if len(places) < len(rows):
+        rows = [trays.now(row) if row.laid is None else row for row in rows]
+        places = [row.laid.tray.address for row in rows if row.laid is not None]
+        if len(places) < len(rows):
             return None
-    return StagedScores(bucket, sum(counts), None, rows, counts, trays)
+    return StagedScores(bucket, sum(counts), None, rows, counts, places)
 
 
 def _rounds(rows: Sequence[AppendRow], grain: int) -> list[list[AppendRow]]:

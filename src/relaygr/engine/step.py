@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from relaygr.cache import Pages
 from relaygr.config import EngineConfig
+from relaygr.engine.trays import Trays
 from relaygr.history import PAGE, History
-from relaygr.kernels.ragged import PageList
 from relaygr.model.batch import AppendRow, ScoreRow
 from relaygr.model.candidates import Candidates
 from relaygr.model.config import ModelConfig
@@ -21,7 +21,6 @@ __all__ = [
     "Capacity",
     "Direction",
     "Executor",
-    "Laying",
     "Model",
     "PageCopy",
     "PageSpoiled",
@@ -53,26 +52,6 @@ class Model(Protocol):
     def check_request(self, request: Any) -> npt.NDArray[np.float32] | None: ...
 
 
-class Laying(Protocol):
-    """How a model's scores are laid out for its device ahead of the step that runs them."""
-
-    def ahead(
-        self,
-        candidates: Candidates,
-        request: npt.NDArray[np.float32] | None,
-        position: int,
-        tokens: int,
-        pages: PageList,
-        listed: bytes,
-    ) -> ScoreRow:
-        """A row of these, laid out as soon as it is known what a rank scores on, unless too much waits already."""
-        ...
-
-    def now(self, row: ScoreRow) -> ScoreRow:
-        """The row laid out, for a step about to be launched; as it is where there is no room."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Served:
     """A model as the executor runs it, with the two parts of its version."""
@@ -83,8 +62,8 @@ class Served:
     grain: int = PAGE
     """Tokens, whole pages of them, that an append of it keeps all of the device busy with: behind many others, a little
     more than a multiple takes nearly as long as the next."""
-    laying: Laying | None = None
-    """Where what is scored can be laid out, so that a step has less to do."""
+    trays: Trays | None = None
+    """Where what is scored is laid out ahead of the step that runs it, if its launches are captured."""
 
 
 class Step(NamedTuple):

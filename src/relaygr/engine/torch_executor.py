@@ -130,7 +130,7 @@ class TorchExecutor:
             model.stack.attention = attention_for(self._device)
         hstu = model.config.family == "hstu"
         grain = append_grain(model.stack.attention, layout, self._device) if hstu else PAGE
-        served = Served(model, model.version(), model.epoch, grain, self._runner.laying(model))
+        served = Served(model, model.version(), model.epoch, grain, self._runner.trays(model))
         tables = _digest_of_tables(model)
         if self._tables.get((served.version, served.epoch), tables) != tables:
             raise InvalidInput("epoch", f"is {served.epoch}, which was served with other tables: raise it")

@@ -31,7 +31,7 @@ _PATIENCE: Final = 1000
 
 
 class Trays:
-    """Of one model, in a few sizes. Pinned when none is free, and kept. How `Laying` is done."""
+    """Of one model, in a few sizes. Pinned when none is free, and kept."""
 
     def __init__(self, config: ModelConfig, longest: int) -> None:
         """`longest`: pages of a user at most."""
@@ -53,8 +53,8 @@ class Trays:
         listed: bytes,
         most_bytes: float = _AHEAD_BYTES,
     ) -> ScoreRow:
-        """A row of these, laid out; or not where it has more candidates than a captured launch takes, where more than
-        so many bytes would be pinned, or where no more can be."""
+        """A row of these, laid out as soon as it is known what a rank scores on; or not where it has more candidates
+        than a captured launch takes, where more than so many bytes would be pinned, or where no more can be."""
         count, laid = len(candidates.kept), None
         for rows, free in self._free:
             if count <= rows:
@@ -65,6 +65,7 @@ class Trays:
         return ScoreRow(candidates, request, position, tokens, pages, listed, laid)
 
     def now(self, row: ScoreRow) -> ScoreRow:
+        """The row, laid out for a step about to be launched, however much waits; as it is where that cannot be."""
         candidates, request, position, tokens, pages, told, _ = row
         return self.ahead(
             candidates, request, position, tokens, pages, listed(pages) if told is None else told, math.inf

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["BatchShape", "Packed"]
+__all__ = ["BatchShape", "Packed", "padded"]
 
 _ALIGNED = 4
 """Words that every part is a multiple of: kernels are compiled for pointers aligned to 16 bytes, or for others."""
@@ -42,7 +42,7 @@ class BatchShape:
 
     @property
     def words(self) -> int:
-        return sum(_padded(part) for part in self.parts())
+        return sum(padded(part) for part in self.parts())
 
 
 class Packed:
@@ -62,7 +62,7 @@ class Packed:
         views, begin = [], 0
         for part in shape.parts():
             views.append(words[begin : begin + int(np.prod(part))].view(part))
-            begin += _padded(part)
+            begin += padded(part)
         self.starts, self.cached, self.positions, self.table = views[:4]
         self.tokens = views[4].t()
         self.items = views[5]
@@ -134,7 +134,7 @@ class _HostViews:
     def __init__(self, packed: Packed) -> None:
         users, scored = packed.shape.users, packed.shape.features is not None
         words: npt.NDArray[np.int32] = packed.words.numpy()
-        behind_starts, behind_users = (4 * (_padded((count,)) - count) for count in (users + 1, users))
+        behind_starts, behind_users = (4 * (padded((count,)) - count) for count in (users + 1, users))
         each = f"{users}i{behind_users}x"
         self.line = 4 * packed.table.shape[1]
         """Bytes of a user's pages, at most."""
@@ -148,5 +148,6 @@ class _HostViews:
         self.dense: npt.NDArray[np.float32] | None = None if packed.dense is None else packed.dense.numpy()
 
 
-def _padded(part: tuple[int, ...]) -> int:
+def padded(part: tuple[int, ...]) -> int:
+    """Words that a part of this shape takes, with what is behind it up to where the next may begin."""
     return -(-int(np.prod(part)) // _ALIGNED) * _ALIGNED

@@ -2,7 +2,6 @@
 
 import functools
 import struct
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +10,10 @@ import torch
 from relaygr.kernels.mail import HEAD
 from relaygr.model.candidates import Candidates
 from relaygr.model.config import ModelConfig
+from relaygr.model.packed import padded
 from relaygr.model.tokens import position_row, write_dense, write_item_rows
 
 __all__ = ["Laid", "Tray"]
-
-_ALIGNED: Final = 4
-"""Words that every part is a multiple of."""
 
 
 class Tray:
@@ -26,7 +23,7 @@ class Tray:
         """`words`: int32, `Tray.words` of them, in host memory, at a multiple of 16 bytes."""
         self.address = words.data_ptr()
         memory: npt.NDArray[np.int32] = words.numpy()
-        table, items = HEAD + _padded(pages), _padded(rows)
+        table, items = HEAD + padded((pages,)), padded((rows,))
         self.items = memory[table : table + rows]
         self._dense_at = table + items
         dense = memory[self._dense_at : self._dense_at + rows * features].view(np.float32).reshape(rows, features)
@@ -39,7 +36,7 @@ class Tray:
 
     @staticmethod
     def words(pages: int, rows: int, features: int) -> int:
-        return HEAD + _padded(pages) + _padded(rows) + _padded(rows * features)
+        return HEAD + padded((pages,)) + padded((rows,)) + padded((rows, features))
 
     def lay(
         self,
@@ -76,7 +73,3 @@ class Laid:
 
     def __del__(self) -> None:
         self._free.append(self.tray)
-
-
-def _padded(words: int) -> int:
-    return -(-words // _ALIGNED) * _ALIGNED
